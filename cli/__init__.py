@@ -1,0 +1,1 @@
+"""The subcommands of `peer`: parse, call, print."""

@@ -1,0 +1,1 @@
+"""Who is there and what they say: the directory, signed records, membership and progress. Knows nothing of tensors."""

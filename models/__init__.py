@@ -1,0 +1,1 @@
+"""What is trained by default: small byte-level GPTs."""

@@ -1,0 +1,1 @@
+"""Byte streams between peers: the seam, its implementations, identity and framing. Knows nothing of tensors."""

@@ -1,0 +1,1 @@
+"""One training peer: run specification, composition root, loop, data, checkpoints, reports."""

@@ -1,0 +1,1 @@
+"""Swarms on one machine: simulated peers on virtual time with checkers, and real processes on loopback."""

@@ -1,0 +1,89 @@
+"""What a caller decides about one peer: the options of `peer.run.run_peer` and `peer.run.run_bootstrap`.
+
+Both functions return when their work is done, raise `KeyboardInterrupt` after a clean leave on SIGINT or SIGTERM, and
+else raise what `peer.errors` names, or `ValueError` for an option that cannot be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT_MAX = 65535
+DEVICES = ("auto", "cpu", "cuda", "mps")
+"""What may stand before an optional `:index`; `auto` takes an accelerator if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """One training peer. With `spec_file` it starts a run (or resumes it, if `folder` holds it); without, it joins one.
+
+    A joiner without `initial_peers` goes to the peers that it remembers in `folder`.
+    """
+
+    folder: Path
+    """Identity, log, snapshots, remembered peers; the caller holds its lock."""
+    spec_file: Path | None = None
+    run: str | None = None
+    """The name or the id of the run to join; None is fine where the swarm trains exactly one."""
+    initial_peers: tuple[str, ...] = ()
+    """Multiaddresses ending in `/p2p/<peer id>`; any one that answers is enough."""
+    host: str = "0.0.0.0"
+    """The IP address to listen on."""
+    port: int = 0
+    """The TCP port to listen on; 0 lets the system choose."""
+    announce: tuple[str, ...] = ()
+    """Multiaddresses to announce instead of those found, such as that of a router with a forwarded port."""
+    data: tuple[Path, ...] = ()
+    """Files and folders of text to train on instead of the run's own default."""
+    device: str = "auto"
+    name: str = ""
+    """What others see beside the peer id."""
+    rounds_max: int | None = None
+    """Leave after taking part in this many committed rounds; None stays until the run's own goal."""
+    json_events: bool = False
+    """Print one JSON object a line on stdout instead of text."""
+
+    def __post_init__(self) -> None:
+        _check_listening(self.port, self.initial_peers + self.announce)
+        _check_rounds("rounds_max", self.rounds_max)
+        if self.device.partition(":")[0] not in DEVICES:
+            raise ValueError(f"device {self.device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1 and so on")
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapOptions:
+    """One entry point: it introduces peers to each other and trains nothing."""
+
+    folder: Path
+    host: str = "0.0.0.0"
+    port: int = 0
+    announce: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    """Other entry points of the same swarm, if any."""
+    json_events: bool = False
+
+    def __post_init__(self) -> None:
+        _check_listening(self.port, self.initial_peers + self.announce)
+
+
+def _check_listening(port: int, addresses: tuple[str, ...]) -> None:
+    if not 0 <= port <= PORT_MAX:
+        raise ValueError(f"port {port} is not in 0..{PORT_MAX}")
+    for address in addresses:
+        check_address(address)
+
+
+def check_address(address: str) -> None:
+    """Raises `ValueError` unless `address` has the form `/ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...`."""
+    example = "an address looks like /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo... (a running peer prints its own)"
+    parts = address.split("/")
+    if parts[0] != "" or len(parts) < 3 or not all(parts[1:]):
+        raise ValueError(f"address {address!r} is not a multiaddress; {example}")
+    if parts[-2] != "p2p":
+        raise ValueError(f"address {address!r} does not end in /p2p/<peer id>, so nobody could be recognised there; {example}")
+
+
+def _check_rounds(field: str, rounds: int | None) -> None:
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"{field} {rounds} is less than 1")

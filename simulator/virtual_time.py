@@ -1,0 +1,144 @@
+"""An event loop whose time jumps to the next timer instead of waiting: hours of a swarm in seconds, repeatably."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, final
+
+import anyio
+from typing_extensions import TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EPOCH = 1_700_000_000.0
+"""The wall clock, in seconds since 1970, at loop time 0."""
+
+
+@dataclass(frozen=True)
+class VirtualConfig:
+    """Where a simulation is declared endless."""
+
+    virtual_seconds_max: float = 1e7
+    """No loop time beyond this one; raises `VirtualTimeExceeded`."""
+
+    turns_per_instant_max: int = 1_000_000
+    """Turns of the loop without any progress of time; then a program that spins raises `VirtualTimeExceeded`."""
+
+
+class VirtualDeadlock(RuntimeError):
+    """Nothing can run and no timer is set: every task waits for another one."""
+
+
+class VirtualTimeExceeded(RuntimeError):
+    """The program ran past a limit of its `VirtualConfig`."""
+
+
+def run_virtual(
+    async_fn: Callable[[Unpack[Ts]], Awaitable[T]], *args: Unpack[Ts], config: VirtualConfig | None = None
+) -> T:
+    """Run an anyio program on a fresh `VirtualLoop` and return its result.
+
+    The program may sleep and set deadlines, but not use sockets, processes, signals or threads: nothing wakes it
+    then. The same program gives the same order of events, whatever the machine and its hash seed.
+    """
+    options = {"loop_factory": lambda: VirtualLoop(config or VirtualConfig())}
+    return anyio.run(async_fn, *args, backend="asyncio", backend_options=options)
+
+
+def wall_time() -> float:
+    """Seconds since 1970 on the running virtual loop."""
+    return EPOCH + asyncio.get_running_loop().time()
+
+
+@final
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Starts at time 0; raises `VirtualDeadlock` where another loop would hang."""
+
+    def __init__(self, config: VirtualConfig | None = None) -> None:
+        self._config = config or VirtualConfig()
+        self._now = 0.0
+        self._num_tasks = 0
+        self._num_turns = 0
+        super().__init__(_JumpSelector(self))
+        # A timer fires when it is due within one resolution; below one ulp of the time it would never be.
+        self._clock_resolution = 2 * math.ulp(self._config.virtual_seconds_max)
+        self.set_task_factory(cast(Any, _make_task))
+
+    def time(self) -> float:
+        return self._now
+
+    def jump(self, seconds: float | None) -> None:
+        """What waiting `seconds` (None: for ever) is here."""
+        if seconds is None or (seconds > 0 and self._next_timer() == math.inf):
+            raise VirtualDeadlock(
+                f"at {self._now:.3f} virtual seconds nothing can run and no timer is set"
+                " (work handed to a thread, a process or a socket cannot wake a virtual loop)"
+            )
+        if seconds <= 0:
+            self._num_turns += 1
+            if self._num_turns > self._config.turns_per_instant_max:
+                self._num_turns = 0  # The clean-up gets its own turns.
+                raise VirtualTimeExceeded(
+                    f"the program spins at {self._now:.3f} virtual seconds:"
+                    f" more than turns_per_instant_max={self._config.turns_per_instant_max}"
+                )
+            return
+        self._num_turns = 0
+        # Land on the timer itself: now + (when - now) may differ from it in the last bit.
+        self._now = self._next_timer()
+        if self._now > self._config.virtual_seconds_max:
+            raise VirtualTimeExceeded(
+                f"the program waits until {self._now:.3f} virtual seconds,"
+                f" more than virtual_seconds_max={self._config.virtual_seconds_max}"
+            )
+
+    def _next_timer(self) -> float:
+        return cast(float, cast(Any, self)._scheduled[0].when())
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        """Run `func` at once: it takes no virtual time, and no thread decides about the order."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # It belongs to whoever awaits the future, whatever it is.
+            future.set_exception(error)
+        return future
+
+    def next_task_number(self) -> int:
+        self._num_tasks += 1
+        return self._num_tasks
+
+
+class _JumpSelector(selectors.SelectSelector):
+    """Watches no file: the loop's wake-up pipe is only needed by threads and signals."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._loop.jump(timeout)
+        return []
+
+
+class _Task(asyncio.Task[T]):
+    """Hashed by its number: a cancel scope keeps a set of tasks, and would else cancel them in address order."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any) -> _Task[T]:
+    return _Task(cast(VirtualLoop, loop).next_task_number(), coroutine, loop=loop, **options)

@@ -22,8 +22,11 @@ class OuterOptimizer(ABC):
         """The state before the first round; keys are `<buffer>.<parameter>`. May be empty."""
 
     @abstractmethod
-    def update(self, anchor: Tensors, delta: Tensors, state: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def update(
+        self, anchor: Tensors, delta: Tensors, state: Tensors, *, round_index: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The next anchor and state; `delta` is the merged pseudo-gradient (it points uphill: it is subtracted).
 
         `delta` may name only some parameters (one fragment): the others, and their state, come back unchanged.
+        `round_index` counts the committed rounds before this one, from 0; schedules and bias corrections follow it.
         """

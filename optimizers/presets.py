@@ -1,0 +1,173 @@
+"""Every training method as settings of one shape: the `Method`, the presets, and how settings override them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from optimizers.inner import InnerSettings
+from optimizers.outer import OuterSettings
+from optimizers.schedule import Schedule
+
+MERGE_NAMES = ("mean", "mean_of_senders", "weighted_mean")
+Setting = str | int | float | bool
+_Settings = TypeVar("_Settings")
+
+INNER_STEPS_MAX = 100_000
+BATCH_MAX = 65_536
+CHAIN_CHARACTERS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One round: H inner steps, `wanted = decay * residual + delta`, compress, merge, one outer step.
+
+    `schedule` moves the inner learning rate, and the outer one where there is no inner optimiser.
+    `chain` is the text of a compressor, read by `compression`. `batch` is in sequences, a peer and inner step.
+    Without `error_feedback` what a committed packet left out is dropped; what missed its round is kept in any case.
+    """
+
+    inner: InnerSettings = field(default_factory=InnerSettings)
+    outer: OuterSettings = field(default_factory=OuterSettings)
+    schedule: Schedule = field(default_factory=Schedule)
+    inner_steps: int = 1
+    batch: int = 16
+    fragments: int = 1
+    overlap: int = 0
+    error_feedback: bool = False
+    residual_decay: float = 1.0
+    chain: str = "fp32"
+    merge: str = "mean"
+
+    def validate(self) -> None:
+        """Raises `ValueError` naming the setting, its value and what is allowed."""
+        self.inner.validate()
+        self.outer.validate()
+        self.schedule.validate()
+        for name, highest in (("inner_steps", INNER_STEPS_MAX), ("batch", BATCH_MAX)):
+            if not 1 <= getattr(self, name) <= highest:
+                raise ValueError(f"{name} = {getattr(self, name)}: must lie between 1 and {highest}")
+        if self.fragments != 1:
+            raise ValueError(f"fragments = {self.fragments}: only 1 (the whole model in every round) is supported")
+        if self.overlap != 0:
+            raise ValueError(f"overlap = {self.overlap}: only 0 (inner steps wait for the round) is supported")
+        if not 0 <= self.residual_decay <= 1:
+            raise ValueError(f"residual_decay = {self.residual_decay}: must lie between 0 and 1")
+        if not 0 < len(self.chain) <= CHAIN_CHARACTERS_MAX:
+            raise ValueError(f"chain has {len(self.chain)} characters: must be 1 to {CHAIN_CHARACTERS_MAX}")
+        if self.merge not in MERGE_NAMES:
+            raise ValueError(f"merge = {self.merge!r}: must be one of {', '.join(MERGE_NAMES)}")
+
+
+PRESETS = {
+    "allreduce": Method(
+        inner=InnerSettings(kind="none", lr=1.0),
+        outer=OuterSettings(kind="adamw", lr=1e-2),
+        chain="fp32",
+    ),
+    "distro": Method(
+        inner=InnerSettings(kind="none", lr=1.0),
+        outer=OuterSettings(kind="sign", lr=1e-2),
+        error_feedback=True,
+        residual_decay=0.99,
+        chain="dct(64) topk(32/4096) bits(1)",
+    ),
+    "diloco": Method(
+        inner=InnerSettings(kind="adamw", lr=1e-2),
+        outer=OuterSettings(kind="nesterov", lr=0.7, momentum=0.9),
+        inner_steps=20,
+        merge="weighted_mean",
+        chain="fp16",
+    ),
+    "muloco": Method(
+        inner=InnerSettings(kind="muon", lr=1e-2),
+        outer=OuterSettings(kind="nesterov", lr=0.9, momentum=0.8),
+        inner_steps=20,
+        error_feedback=True,
+        residual_decay=0.9,
+        chain="bits(2)",
+    ),
+    "sparseloco": Method(
+        inner=InnerSettings(kind="adamw", lr=1e-2),
+        outer=OuterSettings(kind="sgd", lr=1.0),
+        inner_steps=20,
+        error_feedback=True,
+        residual_decay=0.95,
+        chain="topk(64/4096) bits(2)",
+    ),
+}
+
+
+def method_from_settings(preset: str, overrides: Mapping[str, object]) -> Method:
+    """The preset with some settings changed, validated.
+
+    `overrides` maps names as `as_settings` gives them (`outer.lr`), or nests them (`{"outer": {"lr": ...}}`), to
+    values or their text. Raises `ValueError` naming the setting, the value and what is allowed.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset = {preset!r}: must be one of {', '.join(sorted(PRESETS))}")
+    settings = as_settings(PRESETS[preset])
+    for name, value in flattened(overrides).items():
+        if name not in settings:
+            raise ValueError(f"{name} = {value!r}: there is no such setting; there are {', '.join(sorted(settings))}")
+        settings[name] = converted(name, value, type(settings[name]))
+    method = _method_of(settings)
+    method.validate()
+    return method
+
+
+def as_settings(method: Method) -> dict[str, Setting]:
+    """All settings by dotted name, sorted: equal methods give equal mappings, and the mapping gives the method back."""
+    nested = dataclasses.asdict(method)
+    flat = flattened(nested)
+    return {name: converted(name, flat[name], type(flat[name])) for name in sorted(flat)}
+
+
+def flattened(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested mappings as one with dotted names."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def converted(name: str, value: object, kind: type) -> Setting:
+    """`value`, or what its text says, as `kind`; raises `ValueError` if it is not one."""
+    text = str(value).strip()
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(text)
+            if kind is float and number - number == 0:
+                return number
+            if kind is int and number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    expected = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
+    raise ValueError(f"{name} = {value!r}: must be {expected}")
+
+
+def _method_of(settings: Mapping[str, Setting]) -> Method:
+    def part(name: str) -> dict[str, object]:
+        return {key.split(".")[1]: value for key, value in settings.items() if key.startswith(f"{name}.")}
+
+    whole: dict[str, object] = {key: value for key, value in settings.items() if "." not in key}
+    nested: dict[str, object] = {
+        "inner": built(InnerSettings, part("inner")),
+        "outer": built(OuterSettings, part("outer")),
+        "schedule": built(Schedule, part("schedule")),
+    }
+    return built(Method, whole | nested)
+
+
+def built(kind: type[_Settings], values: Mapping[str, object]) -> _Settings:
+    return kind(**values)

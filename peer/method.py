@@ -1,0 +1,205 @@
+"""The tensor side of a round, pure: what a peer wants to say, its payload, and what follows from a set of payloads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from averaging.merge import Merge, build_merge
+from compression.seam import Compressor, InvalidPacket, Packet, TensorSpec
+from optimizers.outer import build_outer
+from optimizers.presets import Method
+from optimizers.schedule import Schedule
+from optimizers.seam import OuterOptimizer, Tensors
+
+FINGERPRINT_BYTES = 16
+COEFFICIENT_MAX = 2.0**40
+"""A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What a peer holds between two rounds; float32, by parameter name.
+
+    `anchor` and `outer` are the same bits at every peer that committed the same rounds. `residual` is the peer's own:
+    empty when nothing waits. `missed` says that the last contribution reached no commit, so that the residual is owed
+    whole. Nothing in it is ever changed in place.
+    """
+
+    anchor: dict[str, Tensor]
+    outer: dict[str, Tensor]
+    residual: dict[str, Tensor]
+    missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A method with its machinery: what all peers of a run must share to get the same anchor."""
+
+    method: Method
+    compressor: Compressor
+    merge: Merge
+    outer: OuterOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One member's part of a round: `weight` in tokens, `payload` as it travelled."""
+
+    peer: str
+    weight: int
+    payload: bytes
+
+
+def rules_of(method: Method, parse_chain: Callable[[str], Compressor]) -> Rules:
+    """Raises `ValueError` naming the setting that is wrong."""
+    method.validate()
+    schedule = method.schedule if method.inner.kind == "none" else Schedule(kind="constant", warmup=0)
+    return Rules(method, parse_chain(method.chain), build_merge(method.merge), build_outer(method.outer, schedule))
+
+
+def initial_state(model: nn.Module, rules: Rules) -> TrainingState:
+    """The state before the first round: the model's trainable weights, copied, on the CPU as float32."""
+    anchor = {
+        name: parameter.detach().to("cpu", torch.float32, copy=True)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    return TrainingState(anchor, rules.outer.init(anchor), {})
+
+
+def fingerprint(anchor: Tensors, outer: Tensors) -> bytes:
+    """16 bytes (BLAKE2b) over the names, types, shapes and raw bytes of both mappings, in sorted order.
+
+    Tensors hash as little-endian, as every supported machine holds them.
+    """
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    for part in (anchor, outer):
+        digest.update(len(part).to_bytes(8, "little"))
+        for name in sorted(part):
+            tensor = part[name].detach().cpu().contiguous()
+            header = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
+            digest.update(len(header).to_bytes(8, "little") + header)
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+def wanted(state: TrainingState, delta: Tensors, method: Method) -> dict[str, Tensor]:
+    """`decay * residual + delta`: what the peer would send if packets had no size.
+
+    No decay when the last contribution missed its round or without error feedback: then the residual is a debt, not a
+    memory.
+    """
+    decay = method.residual_decay if method.error_feedback and not state.missed else 1.0
+    return {
+        name: state.residual[name] * decay + value if name in state.residual else value for name, value in delta.items()
+    }
+
+
+def make_payload(wanted: Tensors, compressor: Compressor) -> bytes:
+    """Every tensor compressed, in the order of the names; raises `ValueError` on NaN or infinity."""
+    names = sorted(wanted)
+    packets = [compressor.compress(wanted[name]) for name in names]
+    return compressor.pack(packets, [TensorSpec.of(wanted[name]) for name in names])
+
+
+def check_payload(payload: bytes, anchor: Tensors, compressor: Compressor) -> None:
+    """Raises `InvalidPacket` unless the payload can be merged; the first thing to do with what a stranger sent."""
+    for name, packet in unpacked(payload, anchor, compressor).items():
+        check_coefficients(name, compressor.coefficients(packet, TensorSpec.of(anchor[name])))
+
+
+def decode(payload: bytes, anchor: Tensors, compressor: Compressor) -> dict[str, Tensor]:
+    """The tensors that a payload says, as every receiver reads it."""
+    packets = unpacked(payload, anchor, compressor)
+    return {name: compressor.decompress(packet, TensorSpec.of(anchor[name])) for name, packet in packets.items()}
+
+
+def apply_round(
+    state: TrainingState,
+    contributions: Sequence[Contribution],
+    rules: Rules,
+    *,
+    round_index: int,
+    me: str = "",
+    wanted: Tensors | None = None,
+) -> TrainingState:
+    """The state after committing `contributions` (any order, at most one a peer) as round `round_index`.
+
+    `me` and `wanted` are the caller's id and all that it had to say at that moment; None when it does not remember
+    (after a restart) or took no part. Then:
+    - mine is in the set: residual = wanted - decode(mine), or nothing without error feedback; when `wanted` is None the
+      residual is dropped, for the contribution contained it;
+    - mine is not: the residual is `wanted`, whole, and `missed` is set; when `wanted` is None it stays as it was.
+    No contributions: the anchor stays, bit for bit. Raises `InvalidPacket`; `check_payload` on receipt prevents it.
+    """
+    members = sorted(contributions, key=lambda contribution: contribution.peer)
+    assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
+    mine = next((member for member in members if member.peer == me), None)
+    if mine is None:
+        kept = state if wanted is None else replace(state, residual=dict(wanted), missed=True)
+    else:
+        kept = replace(state, residual=residual_after(mine.payload, wanted, state.anchor, rules), missed=False)
+    if not members:
+        return kept
+    delta = merged_delta(members, state.anchor, rules)
+    anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
+    return replace(kept, anchor=anchor, outer=outer)
+
+
+def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
+    """The merged pseudo-gradient. One parameter is dense for all members at a time; the rest stays packets."""
+    packets = [unpacked(member.payload, anchor, rules.compressor) for member in members]
+    weights = [member.weight for member in members]
+    delta = {}
+    for name in sorted(anchor):
+        spec = TensorSpec.of(anchor[name])
+        values = []
+        for member_packets in packets:
+            coefficients = rules.compressor.coefficients(member_packets[name], spec)
+            check_coefficients(name, coefficients)
+            values.append({name: coefficients.to(anchor[name].device)})
+        delta[name] = rules.compressor.restore(rules.merge.merge(values, weights)[name], spec)
+    return delta
+
+
+def residual_after(payload: bytes, wanted: Tensors | None, anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
+    """What is left to say once all have heard `payload`."""
+    if wanted is None or not rules.method.error_feedback:
+        return {}
+    heard = decode(payload, anchor, rules.compressor)
+    return {name: value - heard[name] for name, value in wanted.items()}
+
+
+def moved_residual(
+    wanted: Tensors, left: Sequence[bytes], joined: Sequence[bytes], anchor: Tensors, compressor: Compressor
+) -> dict[str, Tensor]:
+    """The residual on moving to another chain: `wanted` + mine on the chain left - mine on the chain joined.
+
+    Both since the common ancestor. What only the chain left had heard is said again on the other.
+    """
+    residual = dict(wanted)
+    for sign, payloads in ((1.0, left), (-1.0, joined)):
+        for payload in payloads:
+            for name, value in decode(payload, anchor, compressor).items():
+                residual[name] = residual[name] + sign * value if name in residual else sign * value
+    return residual
+
+
+def unpacked(payload: bytes, anchor: Tensors, compressor: Compressor) -> Mapping[str, Packet]:
+    names = sorted(anchor)
+    packets = compressor.unpack(payload, [TensorSpec.of(anchor[name]) for name in names])
+    if len(packets) != len(names):
+        raise InvalidPacket(f"payload holds {len(packets)} tensors: the model has {len(names)}")
+    return dict(zip(names, packets, strict=True))
+
+
+def check_coefficients(name: str, coefficients: Tensor) -> None:
+    """Raises `InvalidPacket` on NaN, infinity or an absurd size."""
+    # The comparison is false for NaN too.
+    if coefficients.numel() and not bool((coefficients.abs() <= COEFFICIENT_MAX).all()):
+        raise InvalidPacket(f"{name}: a coefficient is not a number of at most {COEFFICIENT_MAX:g}")

@@ -21,7 +21,10 @@ from pathlib import Path
 KINDS = ("base", "test")
 OBSERVER_MISSING = "observer-missing"
 """The marker in .venv that says why libp2p is not there; `peer status` reads it."""
-OBSERVER_ADVICE = "`peer status` needs libp2p: run `apt-get install gcc libgmp-dev python3-dev` (or your system's like), then `peer setup`"
+OBSERVER_ADVICE = (
+    "`peer status` needs libp2p, which is compiled here: "
+    "run `apt-get install gcc libgmp-dev python3-dev` (or your system's like), then `peer setup`"
+)
 
 
 class SetupFailed(Exception):
@@ -166,7 +169,9 @@ def pip_install(place: Place, requirements: list[str]) -> None:
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # No PYTHONPATH: pip must not take the checkout's folders for installed packages.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False
+    )
 
 
 def tail(done: subprocess.CompletedProcess[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class NetworkFailed(Exception):
-    """Nobody could be reached, or no place to listen: every entry point is silent, the port is taken, p2pd is missing."""
+    """Nobody could be reached, or no place to listen: all entry points are silent, the port is taken."""
 
 
 class RunNotFound(Exception):

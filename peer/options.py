@@ -48,7 +48,9 @@ class PeerOptions:
         _check_listening(self.port, self.initial_peers + self.announce)
         _check_rounds("rounds_max", self.rounds_max)
         if self.device.partition(":")[0] not in DEVICES:
-            raise ValueError(f"device {self.device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1 and so on")
+            raise ValueError(
+                f"device {self.device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1 and so on"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def check_address(address: str) -> None:
     if parts[0] != "" or len(parts) < 3 or not all(parts[1:]):
         raise ValueError(f"address {address!r} is not a multiaddress; {example}")
     if parts[-2] != "p2p":
-        raise ValueError(f"address {address!r} does not end in /p2p/<peer id>, so nobody could be recognised there; {example}")
+        raise ValueError(
+            f"address {address!r} does not end in /p2p/<peer id>, so nobody could be recognised there; {example}"
+        )
 
 
 def _check_rounds(field: str, rounds: int | None) -> None:

@@ -25,7 +25,7 @@ class SimulateOptions:
     preset: str = "muloco"
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """Method settings that differ from the preset's."""
-    model: str = "gpt-tiny"
+    model: str = "gpt-nano"
     data: tuple[Path, ...] = ()
     """Files and folders of text; none for the text of Python's standard library."""
     seed: int = 0

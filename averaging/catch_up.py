@@ -1,0 +1,134 @@
+"""Following others: which peers are ahead, the verified records still to be applied, and when a snapshot is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from averaging.contribution import Contribution
+from averaging.instance import verify_certificate
+from averaging.messages import Log, LogEntry
+from averaging.record import Certificate, Hash, Record, acceptance_message
+from network.identity import Signer
+from network.seam import PeerID
+
+PENDING_MAX = 200_000
+
+
+@final
+class CatchUp:
+    """Pure; the engine feeds it and applies what it yields.
+
+    A gap is replayed from the rounds' contributions (kilobytes each), or, when those are gone or weigh more than the
+    state itself, jumped by a snapshot that a record inside the verified gap attests.
+    """
+
+    def __init__(self, signer: Signer, snapshot_bytes: int) -> None:
+        self._signer = signer
+        self._snapshot_bytes = snapshot_bytes
+        self.pending: list[LogEntry] = []
+        self.held: dict[Hash, Contribution] = {}
+        self.wants_snapshot = False
+        self._ahead: dict[PeerID, tuple[float, int]] = {}
+        self._asked_at: float | None = None
+        self._turn = 0
+
+    # Who is ahead, and whom to ask.
+
+    def notice(self, peer: PeerID, number: int, now: float) -> None:
+        """`peer` spoke of a record that this peer does not know, of round `number` at least."""
+        since, known = self._ahead.get(peer, (now, 0))
+        self._ahead[peer] = since, max(number, known)
+
+    def lost(self, peer: PeerID) -> None:
+        self._ahead.pop(peer, None)
+
+    @property
+    def behind_since(self) -> float | None:
+        return min((since for since, _ in self._ahead.values()), default=None)
+
+    def ask_at(self, patience: float, retry: float) -> float | None:
+        """When to ask for the log: the votes of the round in the air usually arrive first."""
+        since = self.behind_since
+        if since is None:
+            return None
+        return since + patience if self._asked_at is None else max(since + patience, self._asked_at + retry)
+
+    def whom_to_ask(self, now: float) -> PeerID:
+        assert self._ahead
+        self._asked_at = now
+        self._turn += 1
+        peers = sorted(self._ahead)
+        return peers[self._turn % len(peers)]
+
+    # Records to be applied.
+
+    def tip(self, head: Record) -> Record:
+        return self.pending[-1].record if self.pending else head
+
+    def receive(self, peer: PeerID, log: Log, head: Record) -> str | None:
+        """Takes the part of `log` that extends what is known; returns what is wrong with it, or None."""
+        self._asked_at = None
+        tip = self.tip(head)
+        if log.after not in {tip.hash, head.hash}:
+            return None  # An answer to an older question.
+        if log.after == head.hash and self.pending:
+            known = len(self.pending)
+            overlap = [e.record.hash for e in log.entries[:known]]
+            if overlap != [e.record.hash for e in self.pending[: len(overlap)]]:
+                return "its log differs from what others certified"
+            self.pending[: len(overlap)] = log.entries[: len(overlap)]  # It may hold contributions that others lack.
+            fresh: Sequence[LogEntry] = log.entries[known:]
+        else:
+            fresh = log.entries
+        for entry in fresh[: PENDING_MAX - len(self.pending)]:
+            if not self._follows(tip, entry.record, entry.certificate):
+                return f"round {entry.record.round} has no valid certificate"
+            self.pending.append(entry)
+            tip = entry.record
+        if tip.round >= log.round:
+            self._ahead.pop(peer, None)
+        self._judge()
+        return None
+
+    def _follows(self, previous: Record, record: Record, certificate: Certificate) -> bool:
+        message = acceptance_message(previous.hash, certificate.ballot, record.hash)
+        return record.round == previous.round + 1 and verify_certificate(
+            previous, record, certificate, lambda peer, signature: self._signer.verify(peer, message, signature)
+        )
+
+    def _judge(self) -> None:
+        gone = any(e.payload_bytes == 0 for e in self.pending)
+        total = sum(e.payload_bytes for e in self.pending)
+        self.wants_snapshot = len(self.pending) > 1 and (gone or total > self._snapshot_bytes)
+
+    def next(self) -> LogEntry | None:
+        """The next record to replay, unless a snapshot is wanted instead."""
+        return self.pending[0] if self.pending and not self.wants_snapshot else None
+
+    def contributions(self, record: Record) -> list[Contribution] | None:
+        found = [self.held.get(m.digest) for m in record.members]
+        return [c for c in found if c is not None] if all(found) else None
+
+    def applied(self, head: Record) -> None:
+        """`head` was committed: what is pending up to it is done, or void if it belongs to another chain."""
+        rounds = [e.record.hash for e in self.pending]
+        if head.hash in rounds:
+            done = self.pending[: rounds.index(head.hash) + 1]
+            self.pending = self.pending[len(done) :]
+            for entry in done:
+                for member in entry.record.members:
+                    self.held.pop(member.digest, None)
+        elif self.pending and self.pending[0].record.prev != head.hash:
+            self.pending = []
+            self.held.clear()
+        self._ahead = {p: (since, n) for p, (since, n) in self._ahead.items() if n > self.tip(head).round}
+        self._judge()
+
+    def child_of(self, head: Hash) -> Record | None:
+        """The certified record that follows `head` in the gap: its `base` attests the state at `head`."""
+        return next((e.record for e in self.pending if e.record.prev == head), None)
+
+    def up_to(self, head: Hash) -> list[LogEntry]:
+        rounds = [e.record.hash for e in self.pending]
+        return self.pending[: rounds.index(head) + 1] if head in rounds else []

@@ -1,0 +1,65 @@
+"""Which contributions are lacking and whom to ask next for each; pure bookkeeping, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from averaging.messages import DIGESTS_MAX
+from averaging.record import Hash
+from network.seam import PeerID
+
+WANTED_MAX = 4 * DIGESTS_MAX
+
+
+@dataclass(slots=True)
+class _Want:
+    sources: list[PeerID]
+    due: float
+    tries: int = 0
+
+
+@final
+class Fetcher:
+    """Asks one source after another for each wanted digest until it comes or is no longer wanted."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Hash, _Want] = {}
+
+    def __contains__(self, digest: Hash) -> bool:
+        return digest in self._wanted
+
+    def need(self, digests: Sequence[Hash], sources: Sequence[PeerID], due: float) -> None:
+        """Wants `digests`, first asked for at `due`: what is pushed anyway should get the time to arrive."""
+        for digest in digests:
+            want = self._wanted.get(digest)
+            if want is not None:
+                want.sources.extend(p for p in sources if p not in want.sources)
+            elif len(self._wanted) < WANTED_MAX:
+                self._wanted[digest] = _Want(list(sources), due)
+
+    def arrived(self, digest: Hash) -> None:
+        self._wanted.pop(digest, None)
+
+    def clear(self) -> None:
+        self._wanted.clear()
+
+    @property
+    def next_due(self) -> float | None:
+        return min((want.due for want in self._wanted.values()), default=None)
+
+    def ask(self, now: float, retry: float, linked: Callable[[PeerID], bool]) -> dict[PeerID, list[Hash]]:
+        """What to ask of whom now; each is asked again, of the next source, `retry` seconds later."""
+        requests: dict[PeerID, list[Hash]] = {}
+        for digest, want in self._wanted.items():
+            if want.due > now:
+                continue
+            want.due = now + retry * min(8, want.tries + 1)
+            sources = [p for p in want.sources if linked(p)]
+            if sources:
+                source = sources[want.tries % len(sources)]
+                want.tries += 1
+                if len(requests.setdefault(source, [])) < DIGESTS_MAX:
+                    requests[source].append(digest)
+        return requests

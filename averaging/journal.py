@@ -1,0 +1,113 @@
+"""What the round protocol writes to disk, and how a restarted peer reads it back.
+
+Two append-only files: the *log* of committed records, which only grows, and the *journal* of votes and contributions,
+which is begun anew with every snapshot. A vote is in the journal before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import msgpack
+
+from averaging.chain import Chain
+from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution
+from averaging.instance import Vote
+from averaging.record import (
+    RECORD_BYTES_MAX,
+    Certificate,
+    Hash,
+    Malformed,
+    Record,
+    as_bytes,
+    as_hash,
+    as_list,
+    encode_ballot,
+    encode_certificate,
+    parse_ballot,
+    parse_certificate,
+    parse_record,
+    unpack_list,
+)
+from network.identity import Signer
+
+_VOTE, _PACKET = 1, 2
+_ENTRY_BYTES_MAX = 2**32
+
+
+class DamagedJournal(Exception):
+    """The files of a peer contradict each other or its run: it must not vote from them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a peer's files say: its chain, its vote on the round after the head, and contributions to that round."""
+
+    chain: Chain
+    vote: Vote | None
+    undecided: tuple[Contribution, ...]
+
+
+def encode_commit(record: Record, certificate: Certificate) -> bytes:
+    packed: bytes = msgpack.packb([record.encoded, encode_certificate(certificate)])
+    return packed
+
+
+def encode_vote(head: Hash, vote: Vote) -> bytes:
+    accepted = vote.accepted.encoded if vote.accepted is not None else None
+    fields = [_VOTE, head, encode_ballot(vote.promised), encode_ballot(vote.accepted_ballot), accepted]
+    packed: bytes = msgpack.packb(fields)
+    return packed
+
+
+def encode_packet(contribution: Contribution) -> bytes:
+    packed: bytes = msgpack.packb([_PACKET, contribution.encoded])
+    return packed
+
+
+def restore(
+    first: Record, log: Sequence[bytes], journal: Sequence[bytes], signer: Signer, payload_bytes_max: int
+) -> Restored:
+    """Rebuilds the protocol's durable state; raises `DamagedJournal`."""
+    votes: dict[Hash, Vote] = {}
+    packets: dict[Hash, Contribution] = {}
+    try:
+        for entry in journal:
+            _read_entry(entry, votes, packets, signer, payload_bytes_max)
+        chain = Chain(first)
+        for entry in log:
+            data, fields = unpack_list(entry, "log entry", _ENTRY_BYTES_MAX, 2)
+            record = parse_record(as_bytes(data, "log record", RECORD_BYTES_MAX))
+            if record.prev != chain.head.hash or record.round != chain.head.round + 1:
+                raise Malformed(f"log: round {record.round} does not follow round {chain.head.round}")
+            found = [packets.get(m.digest) for m in record.members]
+            held = [c for c in found if c is not None] if all(found) else None
+            chain.append(record, parse_certificate(fields), held)
+    except Malformed as error:
+        raise DamagedJournal(str(error)) from error
+    undecided = tuple(c for c in packets.values() if c.prev == chain.head.hash)
+    return Restored(chain, votes.get(chain.head.hash), undecided)
+
+
+def _read_entry(
+    entry: bytes, votes: dict[Hash, Vote], packets: dict[Hash, Contribution], signer: Signer, payload_bytes_max: int
+) -> None:
+    fields: Any = as_list(msgpack.unpackb(entry, raw=False), "journal entry", 5)
+    if fields[0] == _PACKET:
+        contribution = parse_contribution(fields[1], signer, payload_bytes_max + HEADER_BYTES_MAX)
+        packets[contribution.digest] = contribution
+    elif fields[0] == _VOTE:
+        _, head, promised, accepted_ballot, accepted = fields
+        record = parse_record(accepted) if accepted is not None else None
+        votes[as_hash(head, "vote.head")] = Vote(parse_ballot(promised), parse_ballot(accepted_ballot), record)
+    else:
+        raise Malformed(f"journal: unknown entry {fields[0]!r}")
+
+
+def compacted(chain: Chain, vote: Vote, head: Hash, undecided: Sequence[Contribution]) -> list[bytes]:
+    """The journal begun anew: what a restart, or a peer that replays the log, may still ask for."""
+    packets = [encode_packet(c) for c in [*chain.retained(), *undecided]]
+    return [*packets, encode_vote(head, vote)] if vote != Vote() else packets

@@ -1,0 +1,215 @@
+"""Runs the round protocol for one peer: engine, links and storage, in one task that decides.
+
+Everything that happens goes through one queue; what was decided is made durable before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import anyio
+
+from averaging import journal
+from averaging.contribution import Contribution
+from averaging.engine import Actions, Commit, Engine, EngineConfig
+from averaging.links import Links, LinksConfig
+from averaging.messages import Message, Offer, encode_message, parse_message
+from averaging.record import Hash, Malformed, Record
+from averaging.storage import Storage
+from network.identity import Signer
+from network.seam import Network, PeerID
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "/peer/round/1"
+_FRAME_OVERHEAD_BYTES = 64 * 1024
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Limits of the shell around the engine."""
+
+    engine: EngineConfig
+    inbox_messages_max: int = 4096
+    """More unread messages than this are dropped: the protocol survives losses."""
+    commits_waiting_max: int = 4096
+
+
+@final
+class Node:
+    """`offer`, `wait_news`, `take_commits` and `anchored` are what the training loop needs."""
+
+    def __init__(
+        self,
+        network: Network,
+        signer: Signer,
+        storage: Storage,
+        restored: journal.Restored,
+        config: NodeConfig,
+        rng: random.Random,
+        *,
+        run_id: str,
+        nonce: int,
+    ) -> None:
+        self.engine = Engine(signer, config.engine, restored, nonce=nonce, now=anyio.current_time())
+        self.packet_bytes_sent = 0
+        self.refusals: deque[tuple[PeerID, str]] = deque(maxlen=100)
+        self._config = config
+        self._storage = storage
+        self._inbox: deque[Callable[[float], None]] = deque()
+        self._wake = anyio.Event()
+        self._news = anyio.Event()
+        self._commits: deque[Commit] = deque()
+        self._wants_snapshot = False
+        self._diverged = False
+        self._lazy: list[bytes] = []
+        self._log: list[bytes] = []
+        self._writing = anyio.Lock()
+        self.links = Links(
+            network,
+            f"{PROTOCOL}/{run_id[:16]}",
+            LinksConfig(frame_bytes_max=config.engine.payload_bytes_max + _FRAME_OVERHEAD_BYTES),
+            rng,
+            on_message=self._on_message,
+            on_up=lambda peer: self._put(lambda now: self.engine.connected(peer, now)),
+            on_down=lambda peer: self._put(lambda now: self.engine.disconnected(peer)),
+        )
+
+    async def run(self) -> None:
+        """Takes part until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.links.run)
+            while True:
+                await self._step()
+
+    # For the training loop.
+
+    @property
+    def head(self) -> Record:
+        return self.engine.head
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether others are known to have committed rounds that this peer has not."""
+        return self.engine.catch_up.behind_since is not None or bool(self.engine.catch_up.pending)
+
+    async def offer(self, payload: bytes, weight: int, willing: bool) -> Contribution | None:
+        """R1, on the head; None if the state after the head is not anchored yet (rounds came in between)."""
+        if self.engine.instance.base is None:
+            return None
+        contribution = self.engine.offer(payload, weight, willing, anyio.current_time())
+        self._wake.set()
+        return contribution
+
+    def anchored(self, head: Hash, base: bytes) -> None:
+        self._put(lambda now: self.engine.anchored(head, base, now))
+
+    def leave(self) -> None:
+        self._put(self.engine.leave)
+
+    def adopt(self, head: Hash) -> None:
+        """The state at `head` was fetched as a snapshot."""
+        self._put(lambda now: self.engine.adopt(head, now))
+
+    async def wait_news(self) -> None:
+        """Returns when there are commits to take, or a snapshot is wanted; at once if so already."""
+        while not (self._commits or self._wants_snapshot or self._diverged):
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    def take_commits(self) -> list[Commit]:
+        """The committed rounds since the last call, oldest first."""
+        commits = list(self._commits)
+        self._commits.clear()
+        return commits
+
+    def take_wants_snapshot(self) -> bool:
+        wanted, self._wants_snapshot = self._wants_snapshot, False
+        return wanted
+
+    def take_diverged(self) -> bool:
+        diverged, self._diverged = self._diverged, False
+        return diverged
+
+    async def save_snapshot(self, round_number: int, files: dict[str, bytes]) -> None:
+        """Makes the state after round `round_number` durable; the rounds before it need no contributions any more."""
+        async with self._writing:
+            await self._flush([])
+            engine = self.engine
+            engine.chain.forget_before(round_number + 1)
+            undecided: Sequence[Contribution] = list(engine.instance.held.values())
+            entries = journal.compacted(engine.chain, engine.instance.vote, engine.head.hash, undecided)
+            await self._storage.save_snapshot(files, entries)
+
+    # The one task that decides.
+
+    def _put(self, event: Callable[[float], None]) -> None:
+        self._inbox.append(event)
+        self._wake.set()
+
+    def _on_message(self, peer: PeerID, frame: bytes) -> None:
+        if len(self._inbox) >= self._config.inbox_messages_max:
+            log.warning("inbox full: a message of %s was dropped", peer)
+            return
+        try:
+            message = parse_message(frame)
+        except Malformed as error:
+            self._refuse(peer, str(error))
+            return
+        self._put(lambda now: self.engine.receive(peer, message, now))
+
+    async def _step(self) -> None:
+        if not self._inbox:
+            self._wake = anyio.Event()
+            now = anyio.current_time()
+            wake_at = self.engine.next_wake(now)
+            with anyio.CancelScope(deadline=wake_at):
+                await self._wake.wait()
+        now = anyio.current_time()
+        while self._inbox:
+            self._inbox.popleft()(now)
+        self.engine.tick(now)
+        await self._perform(self.engine.drain())
+
+    async def _perform(self, actions: Actions) -> None:
+        self._lazy += actions.lazy
+        self._log += actions.log
+        if actions.entries:
+            async with self._writing:
+                await self._flush(actions.entries)
+        self._send(actions.sends)
+        for refusal in actions.refusals:
+            self._refuse(refusal.peer, refusal.reason)
+        if actions.commits:
+            self._commits += actions.commits
+            assert len(self._commits) <= self._config.commits_waiting_max
+        self._wants_snapshot |= actions.wants_snapshot
+        self._diverged |= actions.diverged
+        if self._commits or self._wants_snapshot or self._diverged:
+            self._news.set()
+
+    async def _flush(self, entries: list[bytes]) -> None:
+        lazy, committed = self._lazy, self._log
+        self._lazy, self._log = [], []
+        if lazy or entries or committed:
+            await self._storage.append([*lazy, *entries], committed)
+
+    def _send(self, sends: list[tuple[PeerID, Message]]) -> None:
+        encoded: dict[int, bytes] = {}
+        for peer, message in sends:
+            frame = encoded.get(id(message))
+            if frame is None:
+                frame = encoded[id(message)] = encode_message(message)
+            if isinstance(message, Offer):
+                self.packet_bytes_sent += len(frame)
+            self.links.send(peer, frame)
+
+    def _refuse(self, peer: PeerID, reason: str) -> None:
+        self.refusals.append((peer, reason))
+        log.warning("refused what %s sent: %s", peer, reason)

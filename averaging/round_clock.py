@@ -1,0 +1,73 @@
+"""The times of the round in the air, and the two deadlines that follow: when its group closes, when to take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from averaging.instance import Instance
+from averaging.timing import Timing, TimingConfig, grace_seconds, take_over_seconds
+from network.seam import PeerID
+
+Alive = Callable[[PeerID], bool]
+
+
+@final
+@dataclass(slots=True)
+class RoundClock:
+    """Local monotonic seconds; None for what has not happened yet."""
+
+    began: float
+    started: float | None = None
+    """When enough offers had come to start the grace."""
+    proposed: float | None = None
+    """When the first proposal was made or heard."""
+    ballot_seen: float | None = None
+    """When the newest ballot was opened or heard."""
+    attempts: int = 0
+    """How often this peer tried to take over."""
+
+    def start_if_enough(self, now: float, instance: Instance, needed: int, alive: Alive) -> None:
+        """Starts the grace when half of those expected, and as many as the run demands, have offered."""
+        if self.started is None and instance.base is not None:
+            offered = len(instance.usable())
+            if offered >= needed and 2 * offered >= len(expected(instance, alive)):
+                self.started = now
+
+    def close_at(self, instance: Instance, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
+        """When the group of this round closes; None while too few have offered or a proposal is in the air."""
+        if self.started is None or self.proposed is not None or instance.base is None:
+            return None
+        offered = {c.owner for c in instance.usable()}
+        missing = [p for p in expected(instance, alive) if p not in offered]
+        if not missing:
+            return self.started
+        return self.started + grace_seconds(timing, config, self.started - self.began, len(offered), missing)
+
+    def take_over_at(
+        self, me: PeerID, instance: Instance, timing: Timing, config: TimingConfig, alive: Alive
+    ) -> float | None:
+        """When this voter stops waiting for the proposals of others; None while it has no reason to."""
+        head = instance.head
+        if me not in head.voters:
+            return None
+        since = self.ballot_seen
+        if since is None:
+            since = self.close_at(instance, timing, config, alive)
+            if since is None or instance.may_propose_at_zero(me):
+                return None
+        others = sorted(v for v in head.voters if v != head.lead and alive(v))
+        rank = 0 if me == head.lead else 1 + (others.index(me) if me in others else len(others))
+        length = max(0.0, (self.started if self.started is not None else since) - self.began)
+        wait = take_over_seconds(timing, config, length, rank, self.attempts)
+        if self.ballot_seen is None and not alive(head.lead):
+            # Nothing can come from a lead that is gone: only the turn among the voters is waited for.
+            wait = min(wait, rank * max(config.delay_seconds_min, timing.decide.mean))
+        return since + wait
+
+
+def expected(instance: Instance, alive: Alive) -> list[PeerID]:
+    """Who is likely to offer: those who did so in the last round (at first the founder) and are still heard."""
+    members = [m.peer for m in instance.head.members] or list(instance.head.voters)
+    return [p for p in members if alive(p)]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 
 class Directory(ABC):
-    """Values are signed records (`dht.record`); whoever stores under a subkey must be the peer that the subkey names."""
+    """Values are signed records (`dht.record`): whoever stores under a subkey must be the peer that it names."""
 
     @abstractmethod
     async def store(self, key: str, subkey: str, value: bytes, expires: float) -> bool:

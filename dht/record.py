@@ -95,8 +95,10 @@ def open_hashed(
     if value[0] != VERSION:
         raise InvalidRecord("format", f"version {value[0]}")
     milliseconds = _milliseconds(expires)
-    if now is not None and not now <= milliseconds / 1000 <= now + limits.lifetime_seconds_max + limits.clock_seconds_slack:
-        raise InvalidRecord("expiry", f"in {milliseconds / 1000 - now:.3f} s")
+    if now is not None:
+        remaining = milliseconds / 1000 - now
+        if not 0 <= remaining <= limits.lifetime_seconds_max + limits.clock_seconds_slack:
+            raise InvalidRecord("expiry", f"in {remaining:.3f} s")
     owner = parse_peer_id(subkey)
     signature, payload = value[1:HEADER_BYTES], value[HEADER_BYTES:]
     if not _is_signed(verify, owner, _message(hashed_key, milliseconds, payload), signature):

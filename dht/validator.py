@@ -97,7 +97,9 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         self._bytes: dict[DHTID, int] = {}  # At most: what has expired since the last store counts too.
 
     def store(self, key: DHTID, value: object, expiration_time: float, subkey: str | None = None) -> bool:
-        return subkey is not None and isinstance(value, bytes) and self.store_subkey(key, subkey, value, expiration_time)
+        if subkey is None or not isinstance(value, bytes):
+            return False
+        return self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         self._remove_outdated()

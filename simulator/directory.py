@@ -1,4 +1,4 @@
-"""The `Directory` as one dictionary that a simulated swarm shares: as strict as the DHT, and thousands of times cheaper."""
+"""The `Directory` as one dictionary that a simulated swarm shares: as strict as the DHT, and far cheaper."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import final
 
 import anyio
-from typing_extensions import override
 
 from dht.directory import Directory
 from dht.record import DEFAULT_LIMITS, InvalidRecord, RecordLimits, Verify, open_record
@@ -86,12 +85,10 @@ class SimulatedDirectory(Directory):
         self._facts = facts
         self._rng = rng
 
-    @override
     async def store(self, key: str, subkey: str, value: bytes, expires: float) -> bool:
         self.num_stores += 1
         return await self._is_answered() and self._facts.put(key, subkey, value, expires)
 
-    @override
     async def get(self, key: str) -> dict[str, tuple[bytes, float]]:
         self.num_gets += 1
         return self._facts.alive(key) if await self._is_answered() else {}

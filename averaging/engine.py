@@ -35,6 +35,8 @@ from network.identity import Signer
 from network.seam import PeerID
 
 EARLY_OFFERS_MAX = 64
+RECENT_ROUNDS = 4
+"""Who contributed to none of so many rounds is no longer waited for."""
 
 
 @final
@@ -430,7 +432,9 @@ class Engine:
         self._fetcher.clear()
         self._durable: set[Hash] = set()
         self._other_base: set[PeerID] = set()
-        self._clock = RoundClock(began=now, ballot_seen=None if vote is None else now)
+        recent = self.chain.records[-RECENT_ROUNDS:]
+        contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(self.head.voters)
+        self._clock = RoundClock(now, contributors, ballot_seen=None if vote is None else now)
 
     def _propose_if_due(self, now: float) -> None:
         instance = self.instance
@@ -579,8 +583,10 @@ class Engine:
             self._send(peer, message, now)
 
     def _send(self, peer: PeerID, message: Message, now: float) -> None:
-        self.links[peer].sent = now
-        self._actions.sends.append((peer, message))
+        link = self.links.get(peer)
+        if link is not None:
+            link.sent = now
+            self._actions.sends.append((peer, message))
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {

@@ -19,6 +19,8 @@ class RoundClock:
     """Local monotonic seconds; None for what has not happened yet."""
 
     began: float
+    contributors: frozenset[PeerID]
+    """Who contributed lately, and so is likely to offer."""
     started: float | None = None
     """When enough offers had come to start the grace."""
     proposed: float | None = None
@@ -32,7 +34,7 @@ class RoundClock:
         """Starts the grace when half of those expected, and as many as the run demands, have offered."""
         if self.started is None and instance.base is not None:
             offered = len(instance.usable())
-            if offered >= needed and 2 * offered >= len(expected(instance, alive)):
+            if offered >= needed and 2 * offered >= sum(map(alive, self.contributors)):
                 self.started = now
 
     def close_at(self, instance: Instance, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
@@ -40,7 +42,7 @@ class RoundClock:
         if self.started is None or self.proposed is not None or instance.base is None:
             return None
         offered = {c.owner for c in instance.usable()}
-        missing = [p for p in expected(instance, alive) if p not in offered]
+        missing = [p for p in sorted(self.contributors - offered) if alive(p)]
         if not missing:
             return self.started
         return self.started + grace_seconds(timing, config, self.started - self.began, len(offered), missing)
@@ -65,9 +67,3 @@ class RoundClock:
             # Nothing can come from a lead that is gone: only the turn among the voters is waited for.
             wait = min(wait, rank * max(config.delay_seconds_min, timing.decide.mean))
         return since + wait
-
-
-def expected(instance: Instance, alive: Alive) -> list[PeerID]:
-    """Who is likely to offer: those who did so in the last round (at first the founder) and are still heard."""
-    members = [m.peer for m in instance.head.members] or list(instance.head.voters)
-    return [p for p in members if alive(p)]

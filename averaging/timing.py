@@ -78,18 +78,19 @@ def grace_seconds(
     """How long after the clock started a round that has lasted `length` seconds stays open for the `missing` peers.
 
     With expected arrivals a_1 <= a_2 <= ..., it waits for the k that maximises (present + k) / (length + a_k): the most
-    contributions a second. At least about one round trip, at most as long again as the round has lasted.
+    contributions a second; and for those k until they are really late. At least about one round trip, at most as long
+    again as the round has lasted. If all of them come, the group closes at once, so a long grace costs only when
+    somebody has just failed.
     """
     length = max(length, config.delay_seconds_min)
-    known = sorted(e.mean + 2 * e.deviation for p in missing if (e := timing.arrivals.get(p)) is not None)
-    unknown = len(missing) - len(known)
     # A peer never seen arriving is expected within half the round so far, so that it gets its first chance.
-    expected = sorted([*known, *[length / 2] * unknown])
+    unknown = Estimate(length / 4, length / 16, 1)
     best, wait = present / length, 0.0
-    for count, arrival in enumerate(expected, start=1):
-        rate = (present + count) / (length + arrival)
-        if arrival <= length and rate >= best:
-            best, wait = rate, arrival
+    estimates = sorted((timing.arrivals.get(p, unknown) for p in missing), key=lambda e: e.mean + e.deviation)
+    for count, estimate in enumerate(estimates, start=1):
+        rate = (present + count) / (length + estimate.mean + estimate.deviation)
+        if rate >= best:
+            best, wait = rate, max(wait, estimate.high)
     floor = max(config.delay_seconds_min, timing.decide.mean)
     return min(max(wait, floor), max(length, floor), config.delay_seconds_max)
 

@@ -1,0 +1,240 @@
+"""Engines alone on a seeded queue of events: delays, losses, broken links, crashes and restarts, without any task.
+
+A peer's state is the list of digests it merged, hashed: enough to tell whether two peers committed the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from averaging import journal
+from averaging.engine import Actions, Engine, EngineConfig
+from averaging.messages import encode_message, parse_message
+from averaging.record import Record, genesis, sha256
+from network.identity import Signer, peer_id_of
+from network.seam import PeerID
+
+
+class ToySigner(Signer):
+    """Signatures that anyone could forge, a hundred times faster than real ones; the swarm here is honest."""
+
+    def __init__(self, number: int) -> None:
+        self.peer_id = peer_id_of(sha256(b"peer %d" % number))
+
+    def sign(self, message: bytes) -> bytes:
+        return hashlib.blake2b(message, key=self.peer_id.encode(), digest_size=64).digest()
+
+    def verify(self, peer: PeerID, message: bytes, signature: bytes) -> bool:
+        return hashlib.blake2b(message, key=peer.encode(), digest_size=64).digest() == signature
+
+
+@dataclass
+class Chaos:
+    """How hard the world is; probabilities are per message or per second."""
+
+    delay: float = 0.02
+    jitter: float = 0.05
+    loss: float = 0.0
+    breaks: float = 0.0
+    crashes: float = 0.0
+    down_seconds: float = 2.0
+    compute: float = 0.5
+    start_peers: int = 1
+
+
+@dataclass
+class ToyPeer:
+    signer: ToySigner
+    engine: Engine | None = None
+    journal: list[bytes] = field(default_factory=list)
+    log: list[bytes] = field(default_factory=list)
+    lazy: list[bytes] = field(default_factory=list)
+    lazy_log: list[bytes] = field(default_factory=list)
+    life: int = 0
+    state: bytes = b""
+    round: int = 0
+    computing: bool = False
+    offered_on: bytes = b""
+    speed: float = 1.0
+
+
+class EngineSwarm:
+    def __init__(self, seed: int, num_peers: int, chaos: Chaos) -> None:
+        self.rng = random.Random(seed)
+        self.chaos = chaos
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.peers = [ToyPeer(ToySigner(i), speed=self.rng.uniform(0.7, 1.4)) for i in range(num_peers)]
+        self.by_id = {p.signer.peer_id: p for p in self.peers}
+        self.first = genesis(sha256(b"run"), self.peers[0].signer.peer_id, bytes(16))
+        self.committed: dict[int, Record] = {}
+        self.states: dict[int, bytes] = {0: bytes(16)}
+        self.trace = hashlib.sha256()
+        self.messages = 0
+        self.crashes = 0
+        self.config = EngineConfig(
+            check_payload=lambda payload: None,
+            payload_bytes_max=1000,
+            weight_max=1000,
+            snapshot_bytes=10**9,
+            start_peers=chaos.start_peers,
+        )
+        for peer in self.peers:
+            self.start(peer)
+
+    # The world.
+
+    def at(self, delay: float, what: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (self.now + delay, self.count, what))
+
+    def run(self, rounds: int, seconds: float) -> None:
+        while self.events and self.now < seconds and max(self.committed, default=0) < rounds:
+            self.now, _, what = heapq.heappop(self.events)
+            what()
+
+    def start(self, peer: ToyPeer) -> None:
+        restored = journal.restore(self.first, peer.log, peer.journal, peer.signer, 1000)
+        peer.engine = Engine(peer.signer, self.config, restored, nonce=peer.life, now=self.now)
+        peer.state, peer.round = bytes(16), 0
+        for record in restored.chain.records[1:]:
+            self.apply(peer, record)
+        peer.offered_on, peer.computing = b"", False
+        peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
+        for other in self.peers:
+            if other is not peer and other.engine is not None:
+                self.connect(peer, other)
+        self.compute(peer)
+        self.after(peer)
+        if self.chaos.crashes:
+            self.at(self.rng.expovariate(self.chaos.crashes), self.guard(peer, lambda: self.crash(peer)))
+
+    def connect(self, one: ToyPeer, other: ToyPeer) -> None:
+        lives = one.life, other.life
+        for a, b in ((one, other), (other, one)):
+            if a.engine is not None:
+                a.engine.connected(b.signer.peer_id, self.now)
+                self.after(a)
+        if self.chaos.breaks:
+
+            def cut() -> None:
+                if (one.life, other.life) == lives and one.engine and other.engine:
+                    one.engine.disconnected(other.signer.peer_id)
+                    other.engine.disconnected(one.signer.peer_id)
+                    self.after(one)
+                    self.after(other)
+                    self.at(self.rng.uniform(0.1, 3), again)
+
+            def again() -> None:
+                if (one.life, other.life) == lives and one.engine and other.engine:
+                    self.connect(one, other)
+
+            self.at(self.rng.expovariate(self.chaos.breaks), cut)
+
+    def crash(self, peer: ToyPeer) -> None:
+        self.crashes += 1
+        self.trace.update(b"crash %d" % self.peers.index(peer))
+        peer.engine = None
+        peer.life += 1
+        peer.lazy, peer.lazy_log = [], []
+        for other in self.peers:
+            if other.engine is not None:
+                other.engine.disconnected(peer.signer.peer_id)
+                self.after(other)
+        self.at(self.rng.uniform(0, 2 * self.chaos.down_seconds), lambda: self.start(peer))
+
+    def guard(self, peer: ToyPeer, what: Callable[[], None]) -> Callable[[], None]:
+        """Runs `what` only if `peer` has not crashed in between."""
+        life = peer.life
+        return lambda: what() if peer.life == life and peer.engine is not None else None
+
+    # A peer's own doing.
+
+    def compute(self, peer: ToyPeer) -> None:
+        if peer.computing or peer.engine is None:
+            return
+        peer.computing = True
+        head = peer.engine.head.hash
+        if peer.offered_on == head:
+            peer.computing = False
+            return
+
+        def done() -> None:
+            assert peer.engine is not None
+            peer.computing = False
+            payload = self.rng.randbytes(8)
+            peer.engine.offer(payload, 10, bool(peer.engine.head.member(peer.signer.peer_id)), self.now)
+            peer.offered_on = peer.engine.head.hash
+            self.after(peer)
+
+        self.at(self.chaos.compute * peer.speed * self.rng.uniform(0.8, 1.3), self.guard(peer, done))
+
+    def apply(self, peer: ToyPeer, record: Record) -> None:
+        assert record.round == peer.round + 1
+        known = self.committed.setdefault(record.round, record)
+        assert known.hash == record.hash, f"round {record.round}: two different records were committed"
+        peer.state = hashlib.sha256(peer.state + b"".join(m.digest for m in record.members)).digest()[:16]
+        peer.round = record.round
+        assert self.states.setdefault(record.round, peer.state) == peer.state
+
+    def after(self, peer: ToyPeer) -> None:
+        """Performs what the engine wants, with a crash possible between any two steps."""
+        if peer.engine is None:
+            return
+        actions = peer.engine.drain()
+        self.perform(peer, actions)
+        if peer.engine is not None:
+            wake = max(0.0, peer.engine.next_wake(self.now) - self.now)
+            self.at(wake + 1e-6, self.guard(peer, lambda: self.tick(peer)))
+
+    def tick(self, peer: ToyPeer) -> None:
+        assert peer.engine is not None
+        if peer.engine.next_wake(self.now) <= self.now:
+            peer.engine.tick(self.now)
+            self.after(peer)
+
+    def perform(self, peer: ToyPeer, actions: Actions) -> None:
+        peer.lazy += actions.lazy
+        peer.lazy_log += actions.log
+        if actions.entries:
+            peer.journal += [*peer.lazy, *actions.entries]
+            peer.log += peer.lazy_log
+            peer.lazy, peer.lazy_log = [], []
+        for target, message in actions.sends:
+            self.send(peer, self.by_id[target], encode_message(message))
+        for commit in actions.commits:
+            self.trace.update(commit.record.hash)
+            self.apply(peer, commit.record)
+        if actions.commits and peer.engine is not None:
+            peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
+            self.compute(peer)
+            self.after(peer)
+
+    def send(self, source: ToyPeer, target: ToyPeer, data: bytes) -> None:
+        self.messages += 1
+        lives = source.life, target.life
+        if self.rng.random() < self.chaos.loss:
+            return
+
+        def deliver() -> None:
+            if (source.life, target.life) == lives and target.engine is not None:
+                target.engine.receive(source.signer.peer_id, parse_message(data), self.now)
+                self.after(target)
+
+        self.at(self.chaos.delay + self.rng.random() * self.chaos.jitter, deliver)
+
+    def report(self) -> dict[str, Any]:
+        sizes = [len(r.members) for r in self.committed.values()]
+        return {
+            "now": round(self.now, 2),
+            "rounds": max(self.committed, default=0),
+            "members": sum(sizes) / max(1, len(sizes)),
+            "messages": self.messages,
+            "crashes": self.crashes,
+        }

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, method: Method, corpus: Corpus) -> None:
     validator = next(iter(peers.values()))
     batches = corpus.validation_batches(length=length, **VALIDATION)
     state = initial_state(validator.model, rules)
-    states = {peer: state for peer in peers}
+    states = dict.fromkeys(peers, state)
     parameters = sum(tensor.numel() for tensor in state.anchor.values())
     print(f"{options.model}: {parameters} parameters; {method}", flush=True)
     started = time.perf_counter()

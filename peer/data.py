@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ def read_texts(files: Iterable[tuple[str, Path]], limits: DataLimits) -> tuple[d
     return texts, complete
 
 
-def open_file(path: Path):  # type: ignore[no-untyped-def]
+def open_file(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:

@@ -1,7 +1,8 @@
 """Makes .venv beside this folder: the virtual environment with the releases that setup.cfg and constraints.txt name.
 
-`environment.py base|test KEY`, started by bin/environment.sh when `.venv/stamp.<kind>` does not hold KEY. Standard
-library only. The stamp is written last, so a set-up that was interrupted is known by its absence and made anew.
+`environment.py base|test KEY`, started by bin/environment.sh when `.venv/stamp.<kind>` does not hold KEY; and
+`environment.py again`, started by `peer setup`, for what a first set-up could not do. Standard library only. The stamp
+is written last, so a set-up that was interrupted is known by its absence and made anew.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class Place:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 2 or arguments[0] not in KINDS:
-        print(f"usage: environment.py {'|'.join(KINDS)} KEY", file=sys.stderr)
+    if arguments != ["again"] and (len(arguments) != 2 or arguments[0] not in KINDS):
+        print(f"usage: environment.py {'|'.join(KINDS)} KEY, or environment.py again", file=sys.stderr)
         return 2
     place = Place(Path(__file__).resolve().parent.parent)
     try:
         with only_one(place.root / ".setup.lock"):
-            make(place, arguments[0], arguments[1])
+            if arguments == ["again"]:
+                make_again(place)
+            else:
+                make(place, arguments[0], arguments[1])
     except SetupFailed as error:
         say(str(error))
         return 1
@@ -90,6 +94,15 @@ def make(place: Place, kind: str, key: str) -> None:
         place.stamp("test").unlink(missing_ok=True)
         pip_install(place, requirements["test"])
         write_stamp(place, "test", key)
+
+
+def make_again(place: Place) -> None:
+    """Try the optional part once more; the rest is complete, or bin/peer would have seen to it."""
+    install_observer(place, read_requirements((place.root / "setup.cfg").read_text())["observer"])
+    marker = place.venv / OBSERVER_MISSING
+    if marker.exists():
+        raise SetupFailed(f"libp2p could not be installed:\n{marker.read_text().strip()}")
+    say("all is installed")
 
 
 def is_current(place: Place, kind: str, key: str) -> bool:

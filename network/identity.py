@@ -91,7 +91,7 @@ def public_key_of(peer: PeerID) -> bytes:
 def load_or_create(path: Path) -> Identity:
     """The identity in the key file at `path`, made on first use (mode 0400, directory created, atomically)."""
     try:
-        return _load(path)
+        return load(path)
     except FileNotFoundError:
         pass
     identity = Identity(os.urandom(KEY_BYTES))
@@ -104,17 +104,20 @@ def load_or_create(path: Path) -> Identity:
     try:
         os.link(draft, path)  # Fails if another process was faster; its key then counts.
     except FileExistsError:
-        return _load(path)
+        return load(path)
     finally:
         draft.unlink()
     return identity
 
 
-def _load(path: Path) -> Identity:
+def load(path: Path) -> Identity:
+    """The identity in the key file at `path`; raises `InvalidIdentity`, and `FileNotFoundError` if there is none."""
     raw = path.read_bytes()
     size = len(_KEY_FILE_PREFIX) + 2 * KEY_BYTES
     if len(raw) != size or not raw.startswith(_KEY_FILE_PREFIX):
-        raise InvalidIdentity(f"{path} is not an Ed25519 key file in libp2p's form; restore it from a backup or move it away")
+        raise InvalidIdentity(
+            f"{path} is not an Ed25519 key file in libp2p's form; restore it from a backup or move it away"
+        )
     identity = Identity(raw[len(_KEY_FILE_PREFIX) :][:KEY_BYTES])
     if identity.public_key != raw[-KEY_BYTES:]:
         raise InvalidIdentity(f"{path} is damaged: its two halves do not belong together; restore it from a backup")

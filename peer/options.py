@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PORT_MAX = 65535
+IDENTITY_FILE = "identity.key"
+"""In a peer's folder: who loses it loses the peer id, and with it the name and the credit that others know."""
 DEVICES = ("auto", "cpu", "cuda", "mps")
 """What may stand before an optional `:index`; `auto` takes an accelerator if there is one."""
 

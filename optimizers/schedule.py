@@ -47,10 +47,11 @@ class Schedule:
         if self.kind == "cosine":
             fall = (1 - cosine_of_half_turns(done)) / 2
         elif self.kind == "wsd":
-            fall = max(0.0, (done - (1 - self.decay)) / self.decay)
+            fall = (done - (1 - self.decay)) / self.decay
         else:
             fall = 0.0
-        return 1 - fall * (1 - self.final)
+        # Rounding may leave a fall of 1 + 1e-15, and a learning rate below zero would climb.
+        return 1 - min(1.0, max(0.0, fall)) * (1 - self.final)
 
 
 def cosine_of_half_turns(x: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from optimizers.outer import CONSTANT, OUTERS, OuterSettings, build_outer
@@ -188,6 +188,7 @@ def test_the_power_is_the_power(base: float, exponent: int) -> None:
     assert integer_power(base, exponent) == pytest.approx(base**exponent, rel=1e-9, abs=1e-300)
 
 
+@example("wsd", 0, 1, 0.01, 0.0, 1.0)
 @given(
     st.sampled_from(["constant", "cosine", "wsd"]),
     st.integers(0, 50),

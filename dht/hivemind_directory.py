@@ -20,6 +20,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from dht.directory import Directory
 from dht.record import key_id
 from dht.validator import BoundedStorage, SignedRecordValidator, StorageLimits, harden
+from network.identity import InvalidIdentity, public_key_of
+from network.seam import PeerID
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +174,8 @@ class HivemindDirectory(Directory):
 
     async def _start(self, p2p: P2P, initial_peers: Sequence[str | HivemindPeerID]) -> None:
         _hush()
-        self._initial_peers = [peer for peer in map(_peer_id, initial_peers) if peer != p2p.peer_id]
+        others = dict.fromkeys(map(_peer_id, initial_peers))  # One peer may come with several addresses.
+        self._initial_peers = [peer for peer in others if peer != p2p.peer_id]
         create = DHTNode.create(
             p2p=p2p,
             # The same peer is the same node after a restart: the routing tables of others stay right.
@@ -199,27 +202,27 @@ class HivemindDirectory(Directory):
 
     async def _join(self, *, must: bool) -> None:
         """What `DHTNode.create` would do with initial peers, but it leaves its handlers behind when it fails."""
-        reasons: dict[str, str] = {}
+        why = {str(peer): "no answer" for peer in self._initial_peers}
 
         async def ping(peer: HivemindPeerID) -> None:
             try:
-                if await self._node.protocol.call_ping(peer, validate=True) is None:
-                    reasons[str(peer)] = "no answer"
+                if await self._node.protocol.call_ping(peer, validate=True) is not None:
+                    del why[str(peer)]
             except ValidationError as error:
-                reasons[str(peer)] = str(error)
+                why[str(peer)] = str(error)
 
         self._rejoin_due = anyio.current_time() + self.config.rejoin_seconds
         with anyio.move_on_after(self.config.bootstrap_seconds_max):
             async with anyio.create_task_group() as tasks:
                 for peer in self._initial_peers:
                     tasks.start_soon(ping, peer)
-            if len(reasons) < len(self._initial_peers):
+            if len(why) < len(self._initial_peers):
                 await self._node.find_nearest_nodes([self._node.node_id])
-        if self._initial_peers and self.num_neighbours == 0:
-            why = "; ".join(f"{peer}: {reason}" for peer, reason in sorted(reasons.items()))
+        if self._initial_peers and len(why) == len(self._initial_peers):
+            message = "no initial peer let us in: " + "; ".join(f"{peer}: {reason}" for peer, reason in why.items())
             if must:
-                raise DirectoryUnavailable(f"no initial peer let us in ({why})")
-            logger.warning("no initial peer let us in (%s); trying again later", why)
+                raise DirectoryUnavailable(message)
+            logger.warning("%s (trying again later)", message)
 
     async def _rejoin_if_due(self) -> None:
         if not self._initial_peers or (anyio.current_time() < self._rejoin_due and self.num_neighbours > 0):
@@ -257,9 +260,10 @@ def _peer_id(peer: str | HivemindPeerID) -> HivemindPeerID:
         return peer
     text = peer.rpartition("/p2p/")[2]
     try:
-        return HivemindPeerID.from_base58(text)
-    except ValueError as error:
-        raise ValueError(f"initial peer {peer!r} does not end in /p2p/<peer id>") from error
+        public_key_of(PeerID(text))
+    except InvalidIdentity as error:
+        raise ValueError(f"initial peer {peer!r} does not end in /p2p/<peer id>: {error}") from error
+    return HivemindPeerID.from_base58(text)
 
 
 def _hush() -> None:

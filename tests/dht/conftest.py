@@ -18,7 +18,7 @@ import pytest
 from hivemind.p2p import P2P
 
 from dht.directory import Directory
-from dht.hivemind_directory import HivemindDirectory, HivemindDirectoryConfig, open_directory
+from dht.hivemind_directory import HivemindDirectoryConfig, open_directory
 from dht.record import expiry, seal
 from dht.validator import SignedRecordValidator
 from network.identity import Identity, load_or_create
@@ -123,7 +123,7 @@ class SimulatedSwarm(Swarm):
         await anyio.sleep(seconds)
 
 
-async def open_p2p(stack: AsyncExitStack, key_file: Path, initial_peers: list[str]) -> P2P:
+async def _open_p2p(stack: AsyncExitStack, key_file: Path, initial_peers: list[str]) -> P2P:
     """A p2pd on loopback for the identity in `key_file`."""
     load_or_create(key_file)
     p2p = await P2P.create(
@@ -167,7 +167,7 @@ class RealSwarm(Swarm):
     async def join(self) -> Peer:
         self._num_peers += 1
         key_file = self._folder / f"{self._num_peers}.key"
-        p2p = await open_p2p(self._stack, key_file, self._entry)
+        p2p = await _open_p2p(self._stack, key_file, self._entry)
         config = HivemindDirectoryConfig(rpc_seconds_max=1.0, call_seconds_max=CALL_SECONDS_MAX)
         validator = SignedRecordValidator(self.now)
         directory = await self._stack.enter_async_context(
@@ -185,6 +185,11 @@ class RealSwarm(Swarm):
 
     async def wait(self, seconds: float) -> None:
         self._skipped += seconds
+
+
+@pytest.fixture
+def open_p2p() -> Callable[[AsyncExitStack, Path, list[str]], Awaitable[P2P]]:
+    return _open_p2p
 
 
 @pytest.fixture(params=["shared", "simulated", "real"])

@@ -77,7 +77,9 @@ def test_garbage_is_refused_by_name(payload: bytes) -> None:
             decode(payload)
 
 
-@pytest.mark.parametrize("payload", [b"\x81" * 2000, b"\x91" * 2000, b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc1"])
+@pytest.mark.parametrize(
+    "payload", [b"\x81" * 2000, b"\x91" * 2000, b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc1"]
+)
 def test_msgpack_bombs_are_refused_by_name(payload: bytes) -> None:
     with pytest.raises(InvalidRecord):
         MemberFact.decode(payload)

@@ -20,7 +20,7 @@ from dht.record import (
     open_record,
     seal,
 )
-from network.identity import Identity
+from network.identity import Identity, peer_id_of
 
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
 NOW = 1_700_000_000.0
@@ -62,7 +62,9 @@ def test_a_record_holds_under_its_own_key_only(key: str) -> None:
             open_record(key, ALICE.peer_id, RECORD, EXPIRES)
 
 
-@pytest.mark.parametrize("subkey", [BOB.peer_id, ALICE.peer_id + " ", " " + ALICE.peer_id, ALICE.peer_id[:-1], "", "é" * 52])
+@pytest.mark.parametrize(
+    "subkey", [BOB.peer_id, ALICE.peer_id + " ", " " + ALICE.peer_id, ALICE.peer_id[:-1], "", "é" * 52]
+)
 def test_a_record_holds_under_the_id_of_its_signer_only(subkey: str) -> None:
     with pytest.raises(InvalidRecord) as refused:
         open_record("key", subkey, RECORD, EXPIRES)
@@ -122,8 +124,6 @@ def test_garbage_under_a_real_peer_id_is_refused_by_name(value: bytes) -> None:
 
 @given(st.binary(min_size=32, max_size=32))
 def test_a_public_key_that_is_no_point_is_refused_by_name(public_key: bytes) -> None:
-    from network.identity import peer_id_of
-
     with pytest.raises(InvalidRecord):
         open_record("key", peer_id_of(public_key), RECORD, EXPIRES)
 

@@ -75,12 +75,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float | None) -> None:
         """What waiting `seconds` (None: for ever) is here."""
-        if seconds is None or (seconds > 0 and self._next_timer() == math.inf):
-            raise VirtualDeadlock(
-                f"at {self._now:.3f} virtual seconds nothing can run and no timer is set"
-                " (work handed to a thread, a process or a socket cannot wake a virtual loop)"
-            )
-        if seconds <= 0:
+        if seconds is not None and seconds <= 0:
             self._num_turns += 1
             if self._num_turns > self._config.turns_per_instant_max:
                 self._num_turns = 0  # The clean-up gets its own turns.
@@ -91,15 +86,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         self._num_turns = 0
         # Land on the timer itself: now + (when - now) may differ from it in the last bit.
-        self._now = self._next_timer()
+        timer = math.inf if seconds is None else cast(float, cast(Any, self)._scheduled[0].when())
+        if timer == math.inf:
+            raise VirtualDeadlock(
+                f"at {self._now:.3f} virtual seconds nothing can run and no timer is set"
+                " (work handed to a thread, a process or a socket cannot wake a virtual loop)"
+            )
+        self._now = timer
         if self._now > self._config.virtual_seconds_max:
             raise VirtualTimeExceeded(
                 f"the program waits until {self._now:.3f} virtual seconds,"
                 f" more than virtual_seconds_max={self._config.virtual_seconds_max}"
             )
-
-    def _next_timer(self) -> float:
-        return cast(float, cast(Any, self)._scheduled[0].when())
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -80,7 +81,7 @@ def decode(chunks: Sequence[bytes], bytes_max: int = BYTES_MAX) -> tuple[list[by
 
 def split(wire: bytes, cuts: Sequence[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(wire) + 1) for cut in cuts), len(wire)]
-    return [wire[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [wire[start:end] for start, end in itertools.pairwise(places)]
 
 
 @given(payloads, st.lists(st.integers(0, 2000), max_size=8))

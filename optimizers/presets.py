@@ -25,7 +25,8 @@ class Method:
     """One round: H inner steps, `wanted = decay * residual + delta`, compress, merge, one outer step.
 
     `schedule` moves the inner learning rate, and the outer one where there is no inner optimiser.
-    `chain` is the text of a compressor, read by `compression`. `batch` is in sequences, a peer and inner step.
+    `chain` names a compressor as `compression` reads it: transform, selection, values (`bits(1)`: signs).
+    `batch` is in sequences, a peer and inner step.
     Without `error_feedback` what a committed packet left out is dropped; what missed its round is kept in any case.
     """
 
@@ -38,7 +39,7 @@ class Method:
     overlap: int = 0
     error_feedback: bool = False
     residual_decay: float = 1.0
-    chain: str = "fp32"
+    chain: str = "identity all fp32"
     merge: str = "mean"
 
     def validate(self) -> None:
@@ -65,21 +66,21 @@ PRESETS = {
     "allreduce": Method(
         inner=InnerSettings(kind="none", lr=1.0),
         outer=OuterSettings(kind="adamw", lr=1e-2),
-        chain="fp32",
+        chain="identity all fp32",
     ),
     "distro": Method(
         inner=InnerSettings(kind="none", lr=1.0),
         outer=OuterSettings(kind="sign", lr=1e-2),
         error_feedback=True,
         residual_decay=0.99,
-        chain="dct(64) topk(32/4096) bits(1)",
+        chain="dct(64) topk(20/4096) bits(1)",
     ),
     "diloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),
         outer=OuterSettings(kind="nesterov", lr=0.7, momentum=0.9),
         inner_steps=20,
         merge="weighted_mean",
-        chain="fp16",
+        chain="identity all fp16",
     ),
     "muloco": Method(
         inner=InnerSettings(kind="muon", lr=1e-2),
@@ -87,7 +88,7 @@ PRESETS = {
         inner_steps=20,
         error_feedback=True,
         residual_decay=0.9,
-        chain="bits(2)",
+        chain="identity all bits(2)",
     ),
     "sparseloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),
@@ -95,7 +96,7 @@ PRESETS = {
         inner_steps=20,
         error_feedback=True,
         residual_decay=0.95,
-        chain="topk(64/4096) bits(2)",
+        chain="identity topk(64/4096) bits(2)",
     ),
 }
 

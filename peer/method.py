@@ -101,9 +101,14 @@ def wanted(state: TrainingState, delta: Tensors, method: Method) -> dict[str, Te
 
 
 def make_payload(wanted: Tensors, compressor: Compressor) -> bytes:
-    """Every tensor compressed, in the order of the names; raises `ValueError` on NaN or infinity."""
+    """Every tensor compressed, in the order of the names; raises `ValueError` naming one with NaN or infinity."""
     names = sorted(wanted)
-    packets = [compressor.compress(wanted[name]) for name in names]
+    packets = []
+    for name in names:
+        try:
+            packets.append(compressor.compress(wanted[name]))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     return compressor.pack(packets, [TensorSpec.of(wanted[name]) for name in names])
 
 

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compression.chain import parse_chain
 from compression.seam import Compressor, InvalidPacket, Packet, TensorSpec
+from models.registry import build_model
 from optimizers.presets import PRESETS, Method, method_from_settings
 from peer.method import (
     Contribution,
@@ -266,6 +268,26 @@ def test_threads_do_not_change_a_bit_of_a_round(preset: str) -> None:
             torch.set_num_threads(1)
         prints.append(fingerprint(new.anchor, new.outer))
     assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_with_its_own_chain_a_preset_learns_and_all_peers_hold_the_same_bits(preset: str) -> None:
+    chosen = rules(preset, PRESETS[preset].chain)
+    chosen = replace(chosen, compressor=parse_chain(chosen.method.chain))
+    trainer = toy_trainer(chosen.method, 0)
+    batches = [toy_batch(77, 0, step) for step in range(10)]
+    first = trainer.validation_loss(initial_state(trainer.model, chosen).anchor, batches)
+    states = train(chosen, peers=3, rounds=40 if chosen.method.inner.kind == "none" else 12)
+    assert len({fingerprint(state.anchor, state.outer) for state in states}) == 1
+    assert trainer.validation_loss(states[0].anchor, batches) < 0.8 * first
+
+
+def test_a_distro_packet_to_three_peers_is_250_times_below_an_all_reduce() -> None:
+    compressor = rules_of(PRESETS["distro"], parse_chain).compressor
+    generator = torch.Generator().manual_seed(0)
+    delta = {n: torch.randn(p.shape, generator=generator) for n, p in build_model("gpt-mini", 0).named_parameters()}
+    parameters = sum(value.numel() for value in delta.values())
+    assert 250 * 3 * len(make_payload(delta, compressor)) < 2 * 3 / 4 * 4 * parameters
 
 
 # Transactional error feedback.

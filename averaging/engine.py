@@ -42,9 +42,8 @@ RECENT_ROUNDS = 4
 @final
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits and the group's sizes; `check_payload` raises `ValueError` on packets that cannot be decoded."""
+    """Limits and the group's sizes."""
 
-    check_payload: Callable[[bytes], None]
     payload_bytes_max: int
     weight_max: int
     snapshot_bytes: int
@@ -107,13 +106,22 @@ class Engine:
     """One peer's part in the rounds of one run."""
 
     def __init__(
-        self, signer: Signer, config: EngineConfig, restored: journal.Restored, *, nonce: int, now: float
+        self,
+        signer: Signer,
+        config: EngineConfig,
+        restored: journal.Restored,
+        *,
+        check: Callable[[bytes], None],
+        nonce: int,
+        now: float,
     ) -> None:
+        """`check` raises `ValueError` on a payload that cannot be merged."""
         self.me = signer.peer_id
         self.signer = signer
         self.config = config
         self.chain = restored.chain
         self.nonce = nonce
+        self._check_payload = check
         self.timing = Timing()
         self.leaving = False
         self.links: dict[PeerID, Link] = {}
@@ -138,6 +146,21 @@ class Engine:
             return not self.leaving
         link = self.links.get(peer)
         return link is not None and not link.leaving and now - link.heard <= self.config.timing.silence_seconds
+
+    def situation(self, now: float) -> str:
+        """One sentence on why the round in the air is not committed yet."""
+        head = self.head
+        heard = sum(self.alive(p, now) for p in head.voters)
+        offered = len(self.instance.usable())
+        about = f"round {head.round + 1}, {now - self._clock.began:.0f} s old"
+        if not head.is_quorum({p for p in head.voters if self.alive(p, now)}):
+            return f"{about}: waiting for voters; {heard} of {len(head.voters)} are heard and that is no quorum"
+        if self.catch_up.pending:
+            return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
+        if self._clock.started is None:
+            return f"{about}: waiting for contributions; {offered} offered, {self._needed} needed, {heard} voters heard"
+        proposed = "a proposal is in the air" if self._clock.proposed is not None else "the group is open"
+        return f"{about}: {offered} contributions, {heard} of {len(head.voters)} voters heard, {proposed}"
 
     def drain(self) -> Actions:
         actions, self._actions = self._actions, Actions()
@@ -193,11 +216,12 @@ class Engine:
         self.leaving = True
         self._broadcast(Head(self.head.hash, self.head.round, self.nonce, True), now)
 
-    def adopt(self, head: Hash, now: float) -> None:
-        """The state at `head`, inside the verified gap, was fetched: go on from there."""
-        for entry in self.catch_up.up_to(head):
+    def adopt(self, head: Hash, now: float) -> bool:
+        """The state at `head`, in the verified gap, was fetched: go on from there. False: there is no such gap."""
+        entries = self.catch_up.up_to(head)
+        for entry in entries:
             self._append(entry.record, entry.certificate, None, now)
-        self._progress(now)
+        return bool(entries)
 
     def receive(self, peer: PeerID, message: Message, now: float) -> None:
         link = self.links.get(peer)
@@ -259,7 +283,7 @@ class Engine:
         if contribution.weight > self.config.weight_max:
             raise Malformed(f"contribution of {contribution.owner}: claims {contribution.weight} tokens, too many")
         try:
-            self.config.check_payload(contribution.payload)
+            self._check_payload(contribution.payload)
         except ValueError as error:
             self._fetcher.arrived(contribution.digest)
             raise Malformed(f"contribution of {contribution.owner}: {error}") from error

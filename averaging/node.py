@@ -15,6 +15,7 @@ from typing import final
 import anyio
 
 from averaging import journal
+from averaging.chain import Chain
 from averaging.contribution import Contribution
 from averaging.engine import Actions, Commit, Engine, EngineConfig
 from averaging.links import Links, LinksConfig
@@ -27,6 +28,8 @@ from network.seam import Network, PeerID
 log = logging.getLogger(__name__)
 
 PROTOCOL = "/peer/round/1"
+HEAD_FILE = "head"
+"""The file of a snapshot that names the record after which it was taken."""
 _FRAME_OVERHEAD_BYTES = 64 * 1024
 
 
@@ -56,8 +59,10 @@ class Node:
         *,
         run_id: str,
         nonce: int,
+        check: Callable[[bytes], None],
     ) -> None:
-        self.engine = Engine(signer, config.engine, restored, nonce=nonce, now=anyio.current_time())
+        now = anyio.current_time()
+        self.engine = Engine(signer, config.engine, restored, check=check, nonce=nonce, now=now)
         self.packet_bytes_sent = 0
         self.refusals: deque[tuple[PeerID, str]] = deque(maxlen=100)
         self._config = config
@@ -113,9 +118,30 @@ class Node:
     def leave(self) -> None:
         self._put(self.engine.leave)
 
-    def adopt(self, head: Hash) -> None:
-        """The state at `head` was fetched as a snapshot."""
-        self._put(lambda now: self.engine.adopt(head, now))
+    def adopt(self, head: Hash) -> bool:
+        """The state at `head` was fetched as a snapshot: whether the log could be moved there."""
+        moved = self.engine.adopt(head, anyio.current_time())
+        self._wake.set()
+        return moved
+
+    def record_of(self, head: Hash) -> Record:
+        return next(record for record in reversed(self.engine.chain.records) if record.hash == head)
+
+    def rounds_after(self, head: Hash, base: bytes) -> list[Commit] | None:
+        """The log after `head`, if it certifies that the state there has the fingerprint `base`."""
+        entries = self.engine.chain.after(head, limit=len(self.engine.chain.records))
+        if not entries or entries[0].record.base != base:
+            return None
+        return commits_of(self.engine.chain, [entry.record for entry in entries])
+
+    def may_go(self, goal: int | None) -> bool:
+        """Whether the others can go on without this peer; at a goal: whether all of them are leaving too."""
+        links = self.engine.links.values()
+        if not links:
+            return True
+        if goal is not None and self.head.round >= goal:
+            return all(link.leaving for link in links)
+        return self.engine.me not in self.head.voters
 
     async def wait_news(self) -> None:
         """Returns when there are commits to take, or a snapshot is wanted; at once if so already."""
@@ -137,15 +163,15 @@ class Node:
         diverged, self._diverged = self._diverged, False
         return diverged
 
-    async def save_snapshot(self, round_number: int, files: dict[str, bytes]) -> None:
-        """Makes the state after round `round_number` durable; the rounds before it need no contributions any more."""
+    async def save_snapshot(self, record: Record, files: dict[str, bytes]) -> None:
+        """Makes the state after `record` durable; the rounds up to it need no contributions any more."""
         async with self._writing:
             await self._flush([])
             engine = self.engine
-            engine.chain.forget_before(round_number + 1)
+            engine.chain.forget_before(record.round + 1)
             undecided: Sequence[Contribution] = list(engine.instance.held.values())
             entries = journal.compacted(engine.chain, engine.instance.vote, engine.head.hash, undecided)
-            await self._storage.save_snapshot(files, entries)
+            await self._storage.save_snapshot({**files, HEAD_FILE: record.hash}, entries)
 
     # The one task that decides.
 
@@ -188,6 +214,8 @@ class Node:
             self._refuse(refusal.peer, refusal.reason)
         if actions.commits:
             self._commits += actions.commits
+            for member in actions.commits[-1].record.members:
+                self.links.know(member.peer)  # The log itself names whom to talk to.
             assert len(self._commits) <= self._config.commits_waiting_max
         self._wants_snapshot |= actions.wants_snapshot
         self._diverged |= actions.diverged
@@ -213,3 +241,14 @@ class Node:
     def _refuse(self, peer: PeerID, reason: str) -> None:
         self.refusals.append((peer, reason))
         log.warning("refused what %s sent: %s", peer, reason)
+
+
+def commits_of(chain: Chain, records: Sequence[Record]) -> list[Commit] | None:
+    """Rounds of the log with their contributions; None if some are no longer here."""
+    commits = []
+    for record in records:
+        contributions = chain.contributions_of(record)
+        if contributions is None:
+            return None
+        commits.append(Commit(record, tuple(contributions)))
+    return commits

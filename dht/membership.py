@@ -167,7 +167,7 @@ class Membership:
         found: dict[PeerID, _Known] = {}
         for subkey, (value, expires) in sorted((await self._directory.get(key)).items()):
             try:
-                payload = open_record(key, subkey, value, expires, now=self._wall_time())
+                payload = open_record(key, subkey, value, expires, now=self._wall_time(), verify=self._signer.verify)
                 found[PeerID(subkey)] = _Known(MemberFact.decode(payload), expires)
             except InvalidRecord as error:
                 self.num_refused += 1
@@ -233,7 +233,8 @@ class Membership:
 
     def _is_ours(self, subkey: str, value: bytes, expires: float) -> bool:
         try:
-            fact = RunFact.decode(open_record(runs_key(), subkey, value, expires, now=self._wall_time()))
+            payload = open_record(runs_key(), subkey, value, expires, now=self._wall_time(), verify=self._signer.verify)
+            fact = RunFact.decode(payload)
         except InvalidRecord:
             return False
         return fact.run_id == self._announcement.run.run_id

@@ -16,21 +16,7 @@ from averaging import journal
 from averaging.engine import Actions, Engine, EngineConfig
 from averaging.messages import encode_message, parse_message
 from averaging.record import Record, genesis, sha256
-from network.identity import Signer, peer_id_of
-from network.seam import PeerID
-
-
-class ToySigner(Signer):
-    """Signatures that anyone could forge, a hundred times faster than real ones; the swarm here is honest."""
-
-    def __init__(self, number: int) -> None:
-        self.peer_id = peer_id_of(sha256(b"peer %d" % number))
-
-    def sign(self, message: bytes) -> bytes:
-        return hashlib.blake2b(message, key=self.peer_id.encode(), digest_size=64).digest()
-
-    def verify(self, peer: PeerID, message: bytes, signature: bytes) -> bool:
-        return hashlib.blake2b(message, key=peer.encode(), digest_size=64).digest() == signature
+from simulator.toy import ToySigner
 
 
 @dataclass
@@ -79,7 +65,6 @@ class EngineSwarm:
         self.messages = 0
         self.crashes = 0
         self.config = EngineConfig(
-            check_payload=lambda payload: None,
             payload_bytes_max=1000,
             weight_max=1000,
             snapshot_bytes=10**9,
@@ -101,7 +86,9 @@ class EngineSwarm:
 
     def start(self, peer: ToyPeer) -> None:
         restored = journal.restore(self.first, peer.log, peer.journal, peer.signer, 1000)
-        peer.engine = Engine(peer.signer, self.config, restored, nonce=peer.life, now=self.now)
+        peer.engine = Engine(
+            peer.signer, self.config, restored, check=lambda payload: None, nonce=peer.life, now=self.now
+        )
         peer.state, peer.round = bytes(16), 0
         for record in restored.chain.records[1:]:
             self.apply(peer, record)

@@ -1,0 +1,131 @@
+"""The `Learner` seam: what the loop trains; and the real one, a torch model under a run's method.
+
+All calls block and are made one at a time, off the event loop where the worker is a thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from torch import Tensor
+
+from averaging.contribution import Contribution
+from network.seam import PeerID
+from peer import checkpoint, method
+from peer.method import Rules, TrainingState
+from peer.trainer import Diverged, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the inner steps of one round did; `tokens` is 0 and `loss` NaN when they diverged."""
+
+    tokens: int
+    loss: float
+
+
+class Learner(ABC):
+    """Holds the state after the newest applied round, this peer's residual, and what it has trained since."""
+
+    @abstractmethod
+    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+        """The inner steps from the current state."""
+
+    @abstractmethod
+    def pack(self) -> bytes:
+        """The payload that says all this peer wants to say; remembered until the next `apply`."""
+
+    @abstractmethod
+    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+        """Commits round `number`; `offered` tells whether what `pack` gave last was offered to this very round."""
+
+    @abstractmethod
+    def fingerprint(self) -> bytes:
+        """Of the state that all peers share after the same rounds."""
+
+    @abstractmethod
+    def validation_loss(self) -> float:
+        """Of the shared state, on held-out data."""
+
+    @abstractmethod
+    def check(self, payload: bytes) -> None:
+        """Raises `ValueError` unless `payload` can be merged. Called from the event loop while other calls run."""
+
+    @abstractmethod
+    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
+        """The state as files; with the peer's own residual unless `shared_only`."""
+
+    @abstractmethod
+    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
+        """Takes the state from `dump`'s files and returns its fingerprint.
+
+        `own` files bring the residual; a stranger's replace the shared state only. Raises `ValueError`, with nothing
+        changed, if they do not fit.
+        """
+
+    @abstractmethod
+    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
+        """What `load` would return, without loading; raises `ValueError`."""
+
+
+@final
+class TorchLearner(Learner):
+    """A model trained by `Trainer`, merged and stepped by `peer.method`."""
+
+    def __init__(self, me: PeerID, state: TrainingState, rules: Rules, trainer: Trainer, held_out: Sequence[Tensor]):
+        self.state = state
+        self._me = me
+        self._rules = rules
+        self._trainer = trainer
+        self._held_out = held_out
+        self._delta: dict[str, Tensor] | None = None
+        self._wanted: dict[str, Tensor] | None = None
+
+    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+        try:
+            result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
+        except Diverged:
+            return Trained(0, float("nan"))
+        self._delta = result.delta
+        return Trained(result.tokens, result.loss)
+
+    def pack(self) -> bytes:
+        assert self._delta is not None
+        self._wanted = method.wanted(self.state, self._delta, self._rules.method)
+        self._delta = None
+        return method.make_payload(self._wanted, self._rules.compressor)
+
+    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+        members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
+        wanted = self._wanted if offered else None
+        self.state = method.apply_round(
+            self.state, members, self._rules, round_index=number - 1, me=self._me, wanted=wanted
+        )
+        if offered:
+            self._wanted = None
+
+    def fingerprint(self) -> bytes:
+        return method.fingerprint(self.state.anchor, self.state.outer)
+
+    def validation_loss(self) -> float:
+        return self._trainer.validation_loss(self.state.anchor, self._held_out)
+
+    def check(self, payload: bytes) -> None:
+        method.check_payload(payload, self.state.anchor, self._rules.compressor)
+
+    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
+        return checkpoint.dump(replace(self.state, residual={}, missed=False) if shared_only else self.state)
+
+    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
+        loaded = checkpoint.load(files, self.state)
+        kept = self.state if self._wanted is None else replace(self.state, residual=self._wanted, missed=True)
+        self._wanted = None
+        self.state = loaded if own else replace(loaded, residual=kept.residual, missed=kept.missed)
+        return self.fingerprint()
+
+    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
+        loaded = checkpoint.load(files, self.state)
+        return method.fingerprint(loaded.anchor, loaded.outer)

@@ -1,0 +1,325 @@
+"""The life of one training peer: train, offer, follow what is committed, until the goal or the order to leave."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import anyio
+
+from averaging.engine import Commit
+from averaging.node import Node
+from averaging.record import FINGERPRINT_BYTES, Hash, Record
+from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
+from network.seam import Network, PeerID
+from peer.learner import Learner
+from peer.reports import Left, Note, Report, RoundDone, Validated
+from peer.worker import Worker
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """What this peer does when; counts are rounds."""
+
+    rounds_goal: int | None = None
+    """Stop when the swarm has committed so many; None goes on until told to leave."""
+    rounds_max: int | None = None
+    """Stop after so many rounds of one's own, whatever the swarm's goal."""
+    validate_rounds: int = 20
+    snapshot_rounds: int = 256
+    snapshot_seconds: float = 60.0
+    leave_seconds_max: float = 3.0
+    """For the swarm to commit a round that needs this peer no more."""
+    linger_seconds_max: float = 10.0
+    """At the goal: for the others to reach it too."""
+    waiting_note_seconds: float = 15.0
+    """A round that takes longer is explained, again and again at this distance."""
+
+
+@final
+class PeerLoop:
+    """`run` returns when the goal is reached or `leave` was called."""
+
+    def __init__(
+        self,
+        network: Network,
+        node: Node,
+        learner: Learner,
+        worker: Worker,
+        config: LoopConfig,
+        *,
+        run_id: str,
+        snapshots: SnapshotConfig,
+        rng: random.Random,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._network = network
+        self._node = node
+        self._learner = learner
+        self._worker = worker
+        self._config = config
+        self._run_id = run_id
+        self._snapshots = snapshots
+        self._rng = rng
+        self._report = report
+        self._me = network.peer_id
+        self._applied: Record = node.head
+        self._leaving = False
+        self._leave_asked = anyio.Event()
+        self._pending_tokens = 0
+        self._offered_on: Hash | None = None
+        self._served: Snapshot | None = None
+        self._bytes_since_snapshot = 0
+        self._snapshot_round = 0
+        self._snapshot_at = anyio.current_time()
+        self._committed_mine = 0
+        self.tokens_processed = 0
+        self.train_loss = math.nan
+        self.validation_loss = math.nan
+
+    @property
+    def applied(self) -> Record:
+        """The newest record whose round is in the learner's state."""
+        return self._applied
+
+    def leave(self) -> None:
+        """Ends `run` soon: inner steps stop at the next step, and the others are told."""
+        self._leaving = True
+        self._leave_asked.set()
+
+    async def run(self) -> None:
+        """Trains; the learner must hold the state at the node's head when this is called."""
+        await serve_snapshots(self._network, self._run_id, lambda: self._served, self._snapshots)
+        await self._anchor()
+        if self._applied.round == 0:
+            await self._validate()
+        while not self._is_done:
+            await self._catch_up()
+            if self._is_done:
+                break
+            trained = await self._worker.run(self._learner.train, self._applied.round, lambda: self._leaving)
+            if not trained.tokens:
+                self._report(Note(f"round {self._applied.round + 1}: training diverged here, nothing was offered"))
+                await anyio.sleep(1.0)
+                continue
+            self.train_loss = trained.loss
+            self.tokens_processed += trained.tokens
+            self._pending_tokens += trained.tokens
+            await self._follow()
+            if not self._leaving:
+                await self._contribute()
+        await self._end()
+
+    @property
+    def _is_done(self) -> bool:
+        goal, most = self._config.rounds_goal, self._config.rounds_max
+        reached = goal is not None and self._applied.round >= goal
+        return self._leaving or reached or (most is not None and self._committed_mine >= most)
+
+    # One round.
+
+    async def _contribute(self) -> None:
+        """Offers what was trained and waits until the round is committed, with it or without."""
+        payload = await self._worker.run(self._learner.pack)
+        willing = self._me in self._applied.voters or self._committed_mine > 0
+        while True:
+            offered = await self._node.offer(payload, self._pending_tokens, willing)
+            if offered is not None:
+                self._offered_on = offered.prev
+                break
+            # Rounds were committed while the payload was made: it is as good on the new head.
+            await self._wait_news()
+            await self._follow()
+            if self._leaving:
+                return
+        while self._offered_on is not None:
+            await self._wait_news()
+            await self._follow()
+            if self._leaving:
+                return
+
+    async def _follow(self) -> None:
+        """Applies all that is committed, takes a snapshot where that was asked for."""
+        if self._node.take_diverged():
+            self._report(Note("this peer's state differs from what a quorum certified; fetching it anew"))
+            await self._resynchronise()
+        if self._node.take_wants_snapshot():
+            await self._jump()
+        for commit in self._node.take_commits():
+            await self._apply(commit)
+
+    async def _apply(self, commit: Commit) -> None:
+        record = commit.record
+        if record.round <= self._applied.round:
+            return  # A snapshot has brought this peer past it.
+        offered = self._offered_on == record.prev
+        await self._worker.run(self._learner.apply, record.round, commit.contributions, offered=offered)
+        self._applied = record
+        mine = record.member(self._me)
+        if offered:
+            self._offered_on = None
+        if mine is not None:
+            self._committed_mine += 1
+            if offered:
+                self._pending_tokens = 0
+        base = await self._anchor()
+        self._bytes_since_snapshot += sum(len(c.payload) for c in commit.contributions)
+        self._report(self._round_done(record, base))
+        if self._turn_to_validate(record.round):
+            await self._validate()
+        await self._save_if_due()
+
+    async def _anchor(self) -> bytes:
+        base = await self._worker.run(self._learner.fingerprint)
+        assert len(base) == FINGERPRINT_BYTES
+        self._node.anchored(self._applied.hash, base)
+        return base
+
+    def _round_done(self, record: Record, base: bytes) -> RoundDone:
+        return RoundDone(
+            round=record.round,
+            head=record.hash,
+            members=tuple(m.peer for m in record.members),
+            mine=record.member(self._me) is not None,
+            tokens=record.tokens,
+            tokens_processed=self.tokens_processed,
+            fingerprint=base,
+            train_loss=self.train_loss,
+        )
+
+    async def _wait_news(self) -> None:
+        """Waits for commits or a reason to act; explains a wait that is long."""
+        async with anyio.create_task_group() as tasks:
+
+            async def explain() -> None:
+                while True:
+                    await anyio.sleep(self._config.waiting_note_seconds)
+                    self._report(Note(self._node.engine.situation(anyio.current_time())))
+
+            async def leave() -> None:
+                await self._leave_asked.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(explain)
+            tasks.start_soon(leave)
+            await self._node.wait_news()
+            tasks.cancel_scope.cancel()
+
+    # Following others.
+
+    async def _catch_up(self) -> None:
+        """Training on a state that others have left behind is waste: follow first, as long as there is progress."""
+        while self._node.is_behind and not self._leaving:
+            with anyio.move_on_after(2.0):
+                await self._wait_news()
+            before = self._applied.round
+            await self._follow()
+            if self._applied.round == before and not self._node.engine.catch_up.pending:
+                return
+
+    async def _jump(self) -> None:
+        """Fetches the state after some record of the verified gap from any peer that has it."""
+        donors = list(self._node.links.linked)
+        self._rng.shuffle(donors)
+        for donor in donors:
+            try:
+                snapshot = await fetch_snapshot(self._network, self._run_id, donor, self._snapshots)
+                if await self._adopt(donor, snapshot):
+                    return
+            except (SnapshotFailed, ValueError) as error:
+                self._report(Note(f"snapshot of {donor}: {error}"))
+        await anyio.sleep(self._rng.uniform(0.5, 1.5))
+
+    async def _adopt(self, donor: PeerID, snapshot: Snapshot) -> bool:
+        child = self._node.engine.catch_up.child_of(snapshot.head)
+        if child is None:
+            return False  # Nothing certifies it (yet).
+        base = await self._worker.run(self._learner.fingerprint_of, snapshot.files)
+        if base != child.base:
+            raise SnapshotFailed("it is not the state that the run certified")
+        if not self._node.adopt(snapshot.head):
+            return False
+        await self._worker.run(self._learner.load, snapshot.files, own=False)
+        self._applied = self._node.record_of(snapshot.head)
+        self._offered_on = None
+        await self._anchor()
+        await self._save(self._applied)
+        size = sum(len(data) for data in snapshot.files.values())
+        self._report(Note(f"took the state after round {self._applied.round} from {donor} ({size} bytes)"))
+        return True
+
+    async def _resynchronise(self) -> None:
+        """R10: the log defines the state; fetch what it certified and replay from there."""
+        for donor in self._node.links.linked:
+            try:
+                snapshot = await fetch_snapshot(self._network, self._run_id, donor, self._snapshots)
+                base = await self._worker.run(self._learner.fingerprint_of, snapshot.files)
+                rounds = self._node.rounds_after(snapshot.head, base)
+                if rounds is None:
+                    continue
+                await self._worker.run(self._learner.load, snapshot.files, own=False)
+                self._offered_on = None
+                for commit in rounds:
+                    await self._worker.run(
+                        self._learner.apply, commit.record.round, commit.contributions, offered=False
+                    )
+                    self._applied = commit.record
+                await self._anchor()
+                return
+            except (SnapshotFailed, ValueError) as error:
+                self._report(Note(f"snapshot of {donor}: {error}"))
+
+    # Keeping and telling.
+
+    def _turn_to_validate(self, number: int) -> bool:
+        """All peers hold the same anchor: they take turns, and all look at the end."""
+        if number == self._config.rounds_goal:
+            return True
+        turn = sum(self._me.encode()) % self._config.validate_rounds
+        return number % self._config.validate_rounds == turn
+
+    async def _validate(self) -> None:
+        self.validation_loss = await self._worker.run(self._learner.validation_loss)
+        self._report(Validated(self._applied.round, self.validation_loss))
+
+    async def _save_if_due(self) -> None:
+        config, now = self._config, anyio.current_time()
+        rounds = self._applied.round - self._snapshot_round
+        heavy = self._bytes_since_snapshot >= self._node.engine.config.snapshot_bytes
+        late = now - self._snapshot_at >= config.snapshot_seconds
+        # Not while an offer is out: what it holds would be saved as if it had not been offered.
+        if self._offered_on is None and (heavy or late or rounds >= config.snapshot_rounds):
+            await self._save(self._applied)
+
+    async def _save(self, record: Record) -> None:
+        files = await self._worker.run(self._learner.dump)
+        await self._node.save_snapshot(record, files)
+        self._served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
+        self._bytes_since_snapshot = 0
+        self._snapshot_round = record.round
+        self._snapshot_at = anyio.current_time()
+
+    async def _end(self) -> None:
+        """Leaves so that nobody has to wait for this peer: no longer a voter, and the others have what they need."""
+        self._node.leave()
+        goal = self._config.rounds_goal
+        limit = self._config.leave_seconds_max
+        if goal is not None and self._applied.round >= goal:
+            limit = self._config.linger_seconds_max
+        with anyio.move_on_after(limit):
+            while not self._node.may_go(goal):
+                await anyio.sleep(0.05)
+                await self._follow()
+        await self._save(self._applied)
+        await self._node.links.flush(1.0)
+        self._report(Left(self._applied.round, self.tokens_processed, self._pending_tokens))
+
+
+def replay(learner: Learner, commits: Sequence[Commit]) -> None:
+    """Brings a restored learner up to the log's head; what it offered before the restart is forgotten."""
+    for commit in commits:
+        learner.apply(commit.record.round, commit.contributions, offered=False)

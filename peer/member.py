@@ -1,0 +1,191 @@
+"""One member of a run, from its parts: restores what it knew, joins the others, trains; real or simulated alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import anyio
+
+from averaging import journal
+from averaging.engine import EngineConfig
+from averaging.node import HEAD_FILE, Node, NodeConfig, commits_of
+from averaging.record import Hash, genesis
+from averaging.snapshots import SnapshotConfig
+from averaging.storage import Saved, Storage
+from dht.directory import Directory
+from dht.facts import MemberFact, RunFact, SpecFact
+from dht.membership import Announcement, Membership, MembershipConfig, open_membership
+from network.identity import Signer
+from network.seam import Network, PeerID
+from peer.learner import Learner
+from peer.loop import LoopConfig, PeerLoop, replay
+from peer.reports import Report
+from peer.worker import Worker
+
+VERSION = "0.1.0"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a peer is made of: one implementation of every seam, and the world's time and chance."""
+
+    network: Network
+    directory: Directory
+    signer: Signer
+    storage: Storage
+    learner: Learner
+    worker: Worker
+    rng: random.Random
+    wall_time: Callable[[], float]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """The run as this member sees it."""
+
+    run: RunFact
+    spec: SpecFact
+    engine: EngineConfig
+    loop: LoopConfig
+    snapshots: SnapshotConfig
+    membership: MembershipConfig
+    name: str = ""
+
+
+class TwinFound(Exception):
+    """Another process takes part with the same identity."""
+
+
+@final
+@dataclass(slots=True)
+class Member:
+    """What whoever runs a member can look at and do while it runs."""
+
+    node: Node
+    loop: PeerLoop
+    membership: Membership | None = None
+
+
+async def run_member(
+    parts: Parts,
+    config: MemberConfig,
+    report: Callable[[Report], None],
+    on_start: Callable[[Member], None] = lambda member: None,
+) -> None:
+    """Takes part until the goal is reached or `Member.loop.leave` is called.
+
+    Raises `journal.DamagedJournal` if the storage contradicts the run, `TwinFound` if the identity is used twice.
+    """
+    nonce = int(parts.wall_time() * 1000) << 16 | parts.rng.getrandbits(16)
+    restored = await _restore(parts, config)
+    node = Node(
+        parts.network,
+        parts.signer,
+        parts.storage,
+        restored,
+        NodeConfig(config.engine),
+        parts.rng,
+        run_id=config.run.run_id,
+        nonce=nonce,
+        check=parts.learner.check,
+    )
+    loop = PeerLoop(
+        parts.network,
+        node,
+        parts.learner,
+        parts.worker,
+        config.loop,
+        run_id=config.run.run_id,
+        snapshots=config.snapshots,
+        rng=parts.rng,
+        report=report,
+    )
+    addresses = tuple(await parts.network.addresses())
+
+    def fact() -> MemberFact:
+        record, loss = loop.applied, loop.validation_loss
+        return MemberFact(
+            version=VERSION,
+            name=config.name,
+            addresses=addresses[:8],
+            nonce=nonce,
+            head=record.hash,
+            round=record.round,
+            tokens=record.tokens,
+            loss=loss if loss == loss else None,
+            reachable=bool(addresses),
+            trains=True,
+        )
+
+    def meet(peer: PeerID, other: MemberFact) -> None:
+        parts.network.introduce(peer, other.addresses)
+        node.links.know(peer)
+
+    async with (
+        anyio.create_task_group() as tasks,
+        open_membership(
+            parts.directory,
+            parts.signer,
+            Announcement(config.run, config.spec, fact),
+            wall_time=parts.wall_time,
+            rng=parts.rng,
+            config=config.membership,
+            on_member=meet,
+        ) as membership,
+    ):
+        tasks.start_soon(node.run)
+        tasks.start_soon(_watch, node, membership, meet)
+        tasks.start_soon(_look_around, membership)
+        on_start(Member(node, loop, membership))
+        await loop.run()
+        tasks.cancel_scope.cancel()
+
+
+async def _restore(parts: Parts, config: MemberConfig) -> journal.Restored:
+    """The durable state of the protocol, with the learner brought to the log's head."""
+    saved = await parts.storage.load()
+    first = genesis(Hash(bytes.fromhex(config.run.run_id)), config.run.creator, parts.learner.fingerprint())
+    limit = config.engine.payload_bytes_max
+    restored = journal.restore(first, saved.log, saved.journal, parts.signer, limit)
+    records = restored.chain.records[_snapshot_round(parts, saved, restored) + 1 :]
+    commits = commits_of(restored.chain, records)
+    if commits is None:
+        raise journal.DamagedJournal("contributions since the snapshot are missing; move the folder away and join anew")
+    await parts.worker.run(replay, parts.learner, commits)
+    return restored
+
+
+def _snapshot_round(parts: Parts, saved: Saved, restored: journal.Restored) -> int:
+    """Loads the snapshot, if there is one, and says after which round it was taken."""
+    if saved.snapshot is None:
+        return 0
+    head = saved.snapshot.pop(HEAD_FILE, b"")
+    number = next((r.round for r in restored.chain.records if r.hash == head), None)
+    if number is None:
+        raise journal.DamagedJournal("the snapshot is of no round in the log; move the folder away and join anew")
+    parts.learner.load(saved.snapshot, own=True)
+    return number
+
+
+async def _watch(node: Node, membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:
+    """After every change among the members: links to all of them, and a look for a twin."""
+    while True:
+        await membership.wait_changed()
+        if membership.has_twin:
+            raise TwinFound(
+                "another process takes part with this identity: stop one of the two, or give one a --folder of its own"
+            )
+        for peer, fact in membership.members.items():
+            meet(peer, fact)
+
+
+async def _look_around(membership: Membership) -> None:
+    """Peers that join at the same moment miss each other's first word: look again soon, then at the usual pace."""
+    for seconds in (1.0, 3.0, 6.0):
+        await anyio.sleep(seconds)
+        membership.announce_now()

@@ -1,0 +1,70 @@
+"""What a peer tells whoever runs it, as values; how it looks is the command line's affair."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import final
+
+from network.seam import PeerID
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A round was committed and applied here; `tokens` are all merged so far by the swarm."""
+
+    round: int
+    head: bytes
+    members: tuple[PeerID, ...]
+    mine: bool
+    tokens: int
+    tokens_processed: int
+    fingerprint: bytes
+    train_loss: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The shared state's loss on held-out text, nats a byte."""
+
+    round: int
+    loss: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One sentence for the user."""
+
+    text: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The last word: `tokens_pending` were trained here and reached no commit."""
+
+    round: int
+    tokens_processed: int
+    tokens_pending: int
+
+
+Report = RoundDone | Validated | Note | Left
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """Plain values for a line of JSON; `event` names the kind."""
+    fields: dict[str, object] = {"event": type(report).__name__}
+    for field in dataclasses.fields(report):
+        value = getattr(report, field.name)
+        if isinstance(value, bytes):
+            value = value.hex()
+        elif isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = None
+        fields[field.name] = value
+    return fields

@@ -182,8 +182,15 @@ def pip_install(place: Place, requirements: list[str]) -> None:
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # No PYTHONPATH: pip must not take the checkout's folders for installed packages.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    # The child inherits the lock: a pip that outlives us still holds it, and nobody rebuilds under its hands.
     return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        check=False,
+        close_fds=False,
     )
 
 
@@ -206,6 +213,7 @@ def only_one(path: Path) -> Iterator[None]:
         except BlockingIOError:
             say("another start is setting up this checkout; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
         yield
 
 

@@ -1,6 +1,6 @@
 """Several peers in one process, without a network: what a method's settings give in loss, bytes and seconds.
 
-    python -m benchmarks.tune --model gpt-nano --preset distro --rounds 200 --set outer.lr=1e-2 --set batch=8
+python -m benchmarks.tune --model gpt-nano --preset distro --rounds 200 --set outer.lr=1e-2 --set batch=8
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _PROBE_BYTES = 8_192
 
 @dataclass(frozen=True, slots=True)
 class DataLimits:
-    """Bounds on what is read and kept in memory."""
+    """Bounds on what is read and kept in memory (while it is read, three times as much)."""
 
     text_bytes_max: int = 64 * 2**20
     file_bytes_max: int = 64 * 2**20
@@ -97,12 +97,16 @@ def list_files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
 
 def walk(root: Path, skipped: frozenset[str]) -> Iterator[tuple[str, Path]]:
     """Regular files under `root` with their relative names, in the order of the names' parts."""
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = sorted(name for name in folders if name not in skipped and not name.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
             if not name.startswith(".") and path.is_file() and not path.is_symlink():
                 yield path.relative_to(root).as_posix(), path
+
+
+def refuse(error: OSError) -> None:
+    raise ValueError(f"data = {error.filename}: cannot be read ({error.strerror})") from error
 
 
 def holds_zero_byte(path: Path) -> bool:

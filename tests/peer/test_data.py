@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.data import Corpus, DataLimits, load_corpus
+from peer.data import Corpus, DataLimits, load_corpus, walk
 
 CORPUS = Corpus(torch.arange(200, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8), "counting", True)
 
@@ -134,5 +134,7 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"data = .*empty: 0 bytes"):
         load_corpus([tmp_path / "empty"])
+    with pytest.raises(ValueError, match=r"data = .*gone: cannot be read"):
+        list(walk(tmp_path / "gone", frozenset()))
     with pytest.raises(ValueError, match=r"counting: 200 bytes are too short for windows of 201 bytes"):
         CORPUS.sample(0, "a", 0, 0, batch=1, length=200)

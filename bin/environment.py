@@ -27,6 +27,8 @@ OBSERVER_ADVICE = (
     "run `apt-get install gcc libgmp-dev python3-dev` (or your system's like), then `peer setup`"
 )
 
+REASON = "What was printed:"
+
 
 class SetupFailed(Exception):
     """What the user reads: what failed, and what to do."""
@@ -101,7 +103,7 @@ def make_again(place: Place) -> None:
     install_observer(place, read_requirements((place.root / "setup.cfg").read_text())["observer"])
     marker = place.venv / OBSERVER_MISSING
     if marker.exists():
-        raise SetupFailed(f"libp2p could not be installed:\n{marker.read_text().strip()}")
+        raise SetupFailed(f"why libp2p could not be installed:\n{marker.read_text().partition(REASON)[2].strip()}")
     say("all is installed")
 
 
@@ -160,7 +162,7 @@ def install_observer(place: Place, requirements: list[str]) -> None:
     try:
         pip_install(place, requirements)
     except SetupFailed as error:
-        marker.write_text(f"{OBSERVER_ADVICE}\n\n{error}\n")
+        marker.write_text(f"{OBSERVER_ADVICE}\n{REASON}\n{error}\n")
         say(f"not installed, all else works. {OBSERVER_ADVICE}")
     else:
         marker.unlink()

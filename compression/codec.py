@@ -149,8 +149,11 @@ def size_estimate(frame: Frame) -> int:
     if chunks is not None:
         lengths, counts = chunks.lengths, chunks.capacities
         width, unary = _gap_parameters(lengths, counts)
-        longer = np.maximum(0.0, 1 - 2.0**width / lengths) ** counts  # How often a gap has another 2^width to go.
-        bits += float((counts * (width + unary / (1 - longer))).sum())
+        quotients = np.zeros(len(counts))
+        for multiple in range(1, 17):  # P(gap >= g) = C(n - g, k) / C(n, k), about (1 - g / (n - (k - 1) / 2))^k.
+            reach = multiple * 2.0**width / (lengths - (counts - 1) / 2)
+            quotients += np.maximum(0.0, 1 - reach) ** counts
+        bits += 1 + float((counts * (width + unary * (1 + quotients))).sum())
     return _size(frame, int(bits), scale_bits=frame.values.scale_mantissa + 2)
 
 

@@ -250,8 +250,9 @@ def _assert_exact(height: int, width: int) -> None:
 @cache
 def _column_sum_max(length: int) -> int:
     if length == 1:
-        return 2**BASIS_BITS
-    return max(sum(abs(row[i]) for row in integer_basis(length)) for i in range(length))
+        return 1 << BASIS_BITS
+    basis = integer_basis(length)
+    return max(sum(abs(row[i]) for row in basis) for i in range(length))
 
 
 @lru_cache(maxsize=1024)

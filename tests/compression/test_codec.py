@@ -1,0 +1,215 @@
+"""The codec: near the entropy bound, one encoding for one content, and deaf to whatever strangers send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lgamma, log
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compression.chain import Chain, parse_chain
+from compression.rice import BitReader, field_bits, unary_bits, unzigzag, zigzag
+from compression.seam import InvalidPacket, Packet, TensorSpec
+
+CHAINS = [
+    parse_chain(text)
+    for text in (
+        "dct(64) topk(32/4096) bits(1)",
+        "identity topk(3/64) bits(2)",
+        "identity topk(5/64) fp16",
+        "identity topk(5/64) bf16",
+        "identity all bits(4)",
+        "identity all bits(8)",
+        "identity all fp32",
+    )
+]
+SHAPES = [(), (9,), (0,), (20, 30), (64, 64), (7, 5, 3)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def specs_of(shapes: list[tuple[int, ...]]) -> list[TensorSpec]:
+    return [TensorSpec(shape, torch.float32) for shape in shapes]
+
+
+def packed(chain: Chain, shapes: list[tuple[int, ...]], seed: int = 0) -> bytes:
+    packets = [chain.compress(normal(*shape, seed=seed + i) * 2.0 ** (-i)) for i, shape in enumerate(shapes)]
+    return chain.pack(packets, specs_of(shapes))
+
+
+def entropy_bits(length: int, count: int) -> float:
+    """log2 C(length, count)."""
+    return (lgamma(length + 1) - lgamma(count + 1) - lgamma(length - count + 1)) / log(2)
+
+
+def bound_bytes(chain: Chain, specs: list[TensorSpec]) -> float:
+    """Of indices that are spread evenly and levels that are all alike; scales and header count as overhead."""
+    chunks = chain.frame(specs).chunks()
+    assert chunks is not None
+    pairs = list(zip(chunks.lengths.tolist(), chunks.capacities.tolist(), strict=True))
+    bits: float = sum(entropy_bits(n, k) + k * chain.values.level_bits for n, k in pairs)
+    return bits / 8
+
+
+@pytest.mark.parametrize("kept", [1, 4, 8, 16, 32, 64, 128, 256, 1024, 2048, 4096])
+def test_indices_cost_little_more_than_their_entropy(kept: int) -> None:
+    chain = parse_chain(f"identity topk({kept}/4096) bits(1)")
+    specs = specs_of([(1 << 18,)])
+    scales = chain.values.blocks(kept << 6) * 4 / 8
+    assert len(packed(chain, [(1 << 18,)])) - scales <= 1.03 * bound_bytes(chain, specs) + 4
+
+
+@pytest.mark.parametrize("kept", [8, 32])
+def test_a_small_model_pays_little_overhead(kept: int) -> None:
+    """About 20 tensors of a byte-level GPT of 124k parameters, of sizes that differ up to 16-fold."""
+    layer = [(64,), (64,), (192, 64), (64, 64), (256, 64), (64, 256), (64,), (256,)]
+    shapes: list[tuple[int, ...]] = [(256, 64), (128, 64), (64,), (64,), *layer, *layer]
+    chain = parse_chain(f"dct(64) topk({kept}/4096) bits(1)")
+    packets = [chain.compress(normal(*shape, seed=i) * 2.0 ** (i * 7 % 5 - 10)) for i, shape in enumerate(shapes)]
+    specs = specs_of(shapes)
+    assert len(chain.pack(packets, specs)) <= 1.08 * bound_bytes(chain, specs)
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+def test_every_truncation_and_extension_is_refused(chain: Chain) -> None:
+    shapes: list[tuple[int, ...]] = [(9,), (6, 11)]
+    data = packed(chain, shapes)
+    for length in range(len(data)):
+        with pytest.raises(InvalidPacket, match=r"^[a-z]+: "):
+            chain.unpack(data[:length], specs_of(shapes))
+    for tail in (b"\0", b"\xff", bytes(1000)):
+        with pytest.raises(InvalidPacket, match=r"^[a-z]+: "):
+            chain.unpack(data + tail, specs_of(shapes))
+
+
+def same_bytes(chain: Chain, data: bytes) -> None:
+    """Either the data is refused, or it is the encoding of what was read: no content has two encodings."""
+    specs = specs_of(SHAPES)
+    try:
+        packets = chain.unpack(data, specs)
+    except InvalidPacket as error:
+        assert str(error).partition(":")[0] in {
+            "length", "version", "full", "counts", "scales", "indices", "levels", "header",
+        }  # fmt: skip
+        return
+    assert chain.pack(packets, specs) == data
+    for packet, spec in zip(packets, specs, strict=True):
+        restored = chain.decompress(packet, spec)
+        assert restored.shape == spec.shape
+        assert bool(torch.isfinite(restored).all())
+        check_indices(packet, chain.transform.size(spec.shape))
+
+
+def check_indices(packet: Packet, size: int) -> None:
+    if packet.indices is not None and len(packet.indices):
+        assert bool((packet.indices.diff() > 0).all())
+        assert int(packet.indices[0]) >= 0
+        assert int(packet.indices[-1]) < size
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=400))
+def test_random_bytes_raise_nothing_else(chain: Chain, data: bytes) -> None:
+    same_bytes(chain, data)
+    same_bytes(chain, b"\x01" + data)
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_mutated_packets_raise_nothing_else(chain: Chain, data: st.DataObject) -> None:
+    original = bytearray(packed(chain, SHAPES, seed=data.draw(st.integers(0, 3))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, min(len(original) - 1, data.draw(st.sampled_from([4, 40, 10**6])))))
+        original[place] ^= 1 << data.draw(st.integers(0, 7))
+    same_bytes(chain, bytes(original))
+
+
+def test_random_bits_often_parse() -> None:
+    """The fuzzing above reaches the depths: with exact lengths, some random bytes are valid packets."""
+    chain = parse_chain("identity topk(4/8) bits(1)")
+    rng = np.random.default_rng(0)
+    accepted = 0
+    for _ in range(3000):
+        try:
+            chain.unpack(b"\x01" + rng.bytes(3), specs_of([(8,)]))
+            accepted += 1
+        except InvalidPacket:
+            pass
+    assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"", "version: missing"),
+        (b"\x02", "version: 2"),
+        (bytes(10**6), "length: 1000000"),
+        (b"\x01", "full: truncated"),
+    ],
+)
+def test_the_error_names_the_field(data: bytes, field: str) -> None:
+    with pytest.raises(InvalidPacket, match=field):
+        parse_chain("identity topk(4/64) bits(1)").unpack(data, specs_of([(64,)]))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_floats_that_are_not_finite_are_refused(name: str, bad: float) -> None:
+    chain = parse_chain(f"identity all {name}")
+    packet = chain.compress(torch.ones(3))
+    packet.levels[1] = bad
+    with pytest.raises(InvalidPacket, match="levels: not finite"):
+        chain.unpack(chain.pack([packet], specs_of([(3,)])), specs_of([(3,)]))
+
+
+def test_no_tensors_and_empty_tensors_pack() -> None:
+    cases: list[list[tuple[int, ...]]] = [[], [(0,)], [(0, 4), (0,)]]
+    for chain in CHAINS:
+        for shapes in cases:
+            specs = specs_of(shapes)
+            data = chain.pack([chain.compress(torch.zeros(shape)) for shape in shapes], specs)
+            assert len(data) <= 3
+            assert len(chain.unpack(data, specs)) == len(shapes)
+
+
+def test_the_bytes_are_what_the_wire_expects() -> None:
+    """A change of format must change the version."""
+    chain = parse_chain("identity topk(2/8) bits(1)")
+    packet = chain.compress(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.5] * 2))
+    assert packet.indices is not None
+    assert packet.indices.tolist() == [1, 5, 9, 13]
+    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b54fda50"
+
+
+widths = st.lists(st.tuples(st.integers(0, 2**20 - 1), st.integers(0, 20)), max_size=50)
+
+
+@given(widths, st.lists(st.integers(0, 300), max_size=50), st.lists(st.integers(-500, 500), max_size=50))
+def test_bit_fields_come_back(pairs: list[tuple[int, int]], quotients: list[int], signed: list[int]) -> None:
+    width = np.array([w for _, w in pairs], dtype=np.int64)
+    value = np.array([v & ((1 << w) - 1) for v, w in pairs], dtype=np.int64)
+    unary = np.array(quotients, dtype=np.int64)
+    zigzagged = zigzag(np.array(signed, dtype=np.int64))
+    bits = np.concatenate([field_bits(value, width), unary_bits(unary), unary_bits(zigzagged)])
+    reader = BitReader(np.packbits(bits).tobytes())
+    assert reader.fields(width, "a").tolist() == value.tolist()
+    assert reader.unary(len(unary), "b").tolist() == quotients
+    assert unzigzag(reader.unary(len(signed), "c")).tolist() == signed
+    reader.finish("d")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dht.facts import SpecFact
@@ -81,11 +81,13 @@ def test_the_canonical_bytes_give_the_specification_back(spec: RunSpec) -> None:
     assert again.training_method == spec.training_method
 
 
+@settings(max_examples=50)
 @given(specs(), specs())
 def test_different_specifications_have_different_ids(one: RunSpec, other: RunSpec) -> None:
     assert (one == other) == (one.run_id == other.run_id)
 
 
+@settings(max_examples=50)
 @given(specs(), st.data())
 def test_a_changed_byte_is_refused_or_another_run(spec: RunSpec, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(spec.canonical) - 1))
@@ -99,6 +101,7 @@ def test_a_changed_byte_is_refused_or_another_run(spec: RunSpec, data: st.DataOb
     assert found.canonical == bytes(tampered)
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(0, 9), st.lists).map(msgpack.packb))
 def test_any_bytes_of_a_stranger_are_read_or_refused(data: bytes) -> None:
     with pytest.raises(InvalidSpec):

@@ -16,8 +16,7 @@ from typing import Literal
 
 import msgpack
 
-from network import identity
-from network.identity import SIGNATURE_BYTES, InvalidIdentity, Signer, peer_id_of, public_key_of
+from network.identity import SIGNATURE_BYTES, Identity, InvalidIdentity, Signer, peer_id_of, public_key_of
 from network.seam import PeerID
 
 Reason = Literal["format", "size", "expiry", "owner", "signature"]
@@ -68,7 +67,7 @@ def open_record(
     *,
     now: float | None = None,
     limits: RecordLimits = DEFAULT_LIMITS,
-    verify: Verify = identity.verify,
+    verify: Verify = Identity.verify,
 ) -> bytes:
     """The payload of a record that the peer `subkey` signed for this key and expiry; raises `InvalidRecord`.
 
@@ -85,7 +84,7 @@ def open_hashed(
     *,
     now: float | None = None,
     limits: RecordLimits = DEFAULT_LIMITS,
-    verify: Verify = identity.verify,
+    verify: Verify = Identity.verify,
 ) -> bytes:
     """`open_record` for whoever knows only the key's hash, from arguments of any type; cheap checks come first."""
     if not isinstance(value, bytes) or len(hashed_key) != KEY_ID_BYTES:

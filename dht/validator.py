@@ -19,7 +19,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.timed_storage import HeapEntry, ValueWithExpiration
 
 from dht.record import DEFAULT_LIMITS, PEER_ID_CHARACTERS, InvalidRecord, RecordLimits, Verify, open_hashed
-from network import identity
+from network.identity import Identity
 
 _PACKED_PEER_ID_BYTES: Final = PEER_ID_CHARACTERS + 2  # msgpack's str8: a type byte and a length byte.
 _BIN_HEADER_BYTES_MAX: Final = 5
@@ -45,7 +45,7 @@ class SignedRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivem
         self,
         wall_time: Callable[[], float],
         limits: RecordLimits = DEFAULT_LIMITS,
-        verify: Verify = identity.verify,
+        verify: Verify = Identity.verify,
     ) -> None:
         self._wall_time = wall_time
         self._limits = limits

@@ -53,7 +53,9 @@ class Identity(Signer):
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
 
-    def verify(self, peer: PeerID, message: bytes, signature: bytes) -> bool:
+    # The same function for every identity: who caches by it, caches for all.
+    @staticmethod
+    def verify(peer: PeerID, message: bytes, signature: bytes) -> bool:
         return verify(peer, message, signature)
 
 

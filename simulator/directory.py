@@ -11,7 +11,7 @@ import anyio
 
 from dht.directory import Directory
 from dht.record import DEFAULT_LIMITS, InvalidRecord, RecordLimits, Verify, open_record
-from network import identity
+from network.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SharedFacts:
         self,
         wall_time: Callable[[], float],
         config: SimulatedDirectoryConfig | None = None,
-        verify: Verify = identity.verify,
+        verify: Verify = Identity.verify,
     ) -> None:
         self.config = config or SimulatedDirectoryConfig()
         self._wall_time = wall_time

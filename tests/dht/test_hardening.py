@@ -74,6 +74,9 @@ CAROL = Identity(b"c" * 32)
 LIES: dict[str, Callable[[SimulatedP2P], dict[str, Any]]] = {
     "nothing, for ever": lambda victim: found(dictionary(float("inf"), float("inf"), []), float("inf")),
     "nothing, until NaN": lambda victim: found(dictionary(float("inf"), float("nan"), []), float("nan")),
+    "one record, for ever": lambda victim: found(
+        dictionary(float("inf"), float("inf"), [honest_item(CAROL)]), float("inf")
+    ),
     "a size that is no number": lambda victim: found(dictionary("x", 2e9, [honest_item(CAROL)])),
     "a size of one": lambda victim: found(dictionary(1, 2e9, [honest_item(CAROL)])),
     "a forged record": lambda victim: found(

@@ -29,6 +29,7 @@ class CatchUp:
         self.pending: list[LogEntry] = []
         self.held: dict[Hash, Contribution] = {}
         self.wants_snapshot = False
+        self._no_donor = False
         self._ahead: dict[PeerID, tuple[float, int]] = {}
         self._asked_at: float | None = None
         self._turn = 0
@@ -97,10 +98,17 @@ class CatchUp:
             previous, record, certificate, lambda peer, signature: self._signer.verify(peer, message, signature)
         )
 
+    def snapshot_failed(self) -> None:
+        """No donor had a state that the gap certifies: replay if at all possible, else ask others for the log."""
+        self._no_donor = True
+        if any(e.payload_bytes == 0 for e in self.pending):
+            self.pending = []
+        self._judge()
+
     def _judge(self) -> None:
         gone = any(e.payload_bytes == 0 for e in self.pending)
-        total = sum(e.payload_bytes for e in self.pending)
-        self.wants_snapshot = len(self.pending) > 1 and (gone or total > self._snapshot_bytes)
+        heavy = sum(e.payload_bytes for e in self.pending) > self._snapshot_bytes
+        self.wants_snapshot = len(self.pending) > 1 and (gone or (heavy and not self._no_donor))
 
     def next(self) -> LogEntry | None:
         """The next record to replay, unless a snapshot is wanted instead."""
@@ -112,6 +120,7 @@ class CatchUp:
 
     def applied(self, head: Record) -> None:
         """`head` was committed: what is pending up to it is done, or void if it belongs to another chain."""
+        self._no_donor = False
         rounds = [e.record.hash for e in self.pending]
         if head.hash in rounds:
             done = self.pending[: rounds.index(head.hash) + 1]

@@ -28,6 +28,9 @@ class Chain:
     def __contains__(self, record: Hash) -> bool:
         return record in self._round_of
 
+    def round_of(self, record: Hash) -> int:
+        return self._round_of[record]
+
     def append(self, record: Record, certificate: Certificate, contributions: list[Contribution] | None) -> None:
         """`contributions` is None when the state after `record` came from a snapshot."""
         assert record.prev == self.head.hash

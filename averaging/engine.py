@@ -237,7 +237,8 @@ class Engine:
         """Does what time alone demands."""
         timing = self.config.timing
         for peer in sorted(self.links):
-            if now - self.links[peer].sent >= timing.heartbeat_seconds:
+            # The same sum as in `next_wake`: a difference rounds otherwise, and the caller would spin.
+            if self.links[peer].sent + timing.heartbeat_seconds <= now:
                 self._send(peer, Head(self.head.hash, self.head.round, self.nonce, self.leaving), now)
         ask_at = self.catch_up.ask_at(self._patience, self._retry)
         if ask_at is not None and ask_at <= now:

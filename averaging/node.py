@@ -125,7 +125,7 @@ class Node:
         return moved
 
     def record_of(self, head: Hash) -> Record:
-        return next(record for record in reversed(self.engine.chain.records) if record.hash == head)
+        return self.engine.chain.records[self.engine.chain.round_of(head)]
 
     def rounds_after(self, head: Hash, base: bytes) -> list[Commit] | None:
         """The log after `head`, if it certifies that the state there has the fingerprint `base`."""
@@ -142,6 +142,15 @@ class Node:
         if goal is not None and self.head.round >= goal:
             return all(link.leaving for link in links)
         return self.engine.me not in self.head.voters
+
+    def snapshot_failed(self) -> None:
+        """No donor had a snapshot that could be taken."""
+        self.engine.catch_up.snapshot_failed()
+        self._wake.set()
+
+    def forget_before(self, number: int) -> None:
+        """A snapshot that others can take stands in for the contributions of the rounds before `number`."""
+        self.engine.chain.forget_before(number)
 
     async def wait_news(self) -> None:
         """Returns when there are commits to take, or a snapshot is wanted; at once if so already."""
@@ -164,11 +173,10 @@ class Node:
         return diverged
 
     async def save_snapshot(self, record: Record, files: dict[str, bytes]) -> None:
-        """Makes the state after `record` durable; the rounds up to it need no contributions any more."""
+        """Makes the state after `record` durable, and begins the journal anew."""
         async with self._writing:
             await self._flush([])
             engine = self.engine
-            engine.chain.forget_before(record.round + 1)
             undecided: Sequence[Contribution] = list(engine.instance.held.values())
             entries = journal.compacted(engine.chain, engine.instance.vote, engine.head.hash, undecided)
             await self._storage.save_snapshot({**files, HEAD_FILE: record.hash}, entries)

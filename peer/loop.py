@@ -36,6 +36,8 @@ class LoopConfig:
     """For the swarm to commit a round that needs this peer no more."""
     linger_seconds_max: float = 10.0
     """At the goal: for the others to reach it too."""
+    linger_seconds_min: float = 0.0
+    """At the goal: for those that are down just now to come back and reach it."""
     waiting_note_seconds: float = 15.0
     """A round that takes longer is explained, again and again at this distance."""
 
@@ -56,7 +58,9 @@ class PeerLoop:
         snapshots: SnapshotConfig,
         rng: random.Random,
         report: Callable[[Report], None],
+        saved: Snapshot | None,
     ) -> None:
+        """`saved` is the snapshot in the peer's storage, without what is the peer's own."""
         self._network = network
         self._node = node
         self._learner = learner
@@ -73,6 +77,7 @@ class PeerLoop:
         self._pending_tokens = 0
         self._offered_on: Hash | None = None
         self._served: Snapshot | None = None
+        self._next_served = saved
         self._bytes_since_snapshot = 0
         self._snapshot_round = 0
         self._snapshot_at = anyio.current_time()
@@ -94,6 +99,7 @@ class PeerLoop:
     async def run(self) -> None:
         """Trains; the learner must hold the state at the node's head when this is called."""
         await serve_snapshots(self._network, self._run_id, lambda: self._served, self._snapshots)
+        self._serve_newest()
         await self._anchor()
         if self._applied.round == 0:
             await self._validate()
@@ -110,7 +116,7 @@ class PeerLoop:
             self.tokens_processed += trained.tokens
             self._pending_tokens += trained.tokens
             await self._follow()
-            if not self._leaving:
+            if not self._is_done:
                 await self._contribute()
         await self._end()
 
@@ -134,12 +140,12 @@ class PeerLoop:
             # Rounds were committed while the payload was made: it is as good on the new head.
             await self._wait_news()
             await self._follow()
-            if self._leaving:
+            if self._is_done:
                 return
         while self._offered_on is not None:
             await self._wait_news()
             await self._follow()
-            if self._leaving:
+            if self._is_done:
                 return
 
     async def _follow(self) -> None:
@@ -167,6 +173,7 @@ class PeerLoop:
             if offered:
                 self._pending_tokens = 0
         base = await self._anchor()
+        self._serve_newest()
         self._bytes_since_snapshot += sum(len(c.payload) for c in commit.contributions)
         self._report(self._round_done(record, base))
         if self._turn_to_validate(record.round):
@@ -232,6 +239,7 @@ class PeerLoop:
                     return
             except (SnapshotFailed, ValueError) as error:
                 self._report(Note(f"snapshot of {donor}: {error}"))
+        self._node.snapshot_failed()
         await anyio.sleep(self._rng.uniform(0.5, 1.5))
 
     async def _adopt(self, donor: PeerID, snapshot: Snapshot) -> bool:
@@ -298,20 +306,28 @@ class PeerLoop:
     async def _save(self, record: Record) -> None:
         files = await self._worker.run(self._learner.dump)
         await self._node.save_snapshot(record, files)
-        self._served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
+        self._next_served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
+        self._serve_newest()
         self._bytes_since_snapshot = 0
         self._snapshot_round = record.round
         self._snapshot_at = anyio.current_time()
 
+    def _serve_newest(self) -> None:
+        """A snapshot is of use to others once a later record certifies it; until then the one before is served, and
+        the contributions since that one are kept.
+        """
+        if self._next_served is not None and self._next_served.head != self._node.head.hash:
+            self._served, self._next_served = self._next_served, None
+            self._node.forget_before(self._node.record_of(self._served.head).round + 1)
+
     async def _end(self) -> None:
         """Leaves so that nobody has to wait for this peer: no longer a voter, and the others have what they need."""
         self._node.leave()
-        goal = self._config.rounds_goal
-        limit = self._config.leave_seconds_max
-        if goal is not None and self._applied.round >= goal:
-            limit = self._config.linger_seconds_max
-        with anyio.move_on_after(limit):
-            while not self._node.may_go(goal):
+        goal, now = self._config.rounds_goal, anyio.current_time()
+        at_goal = goal is not None and self._applied.round >= goal
+        earliest = now + (self._config.linger_seconds_min if at_goal else 0.0)
+        with anyio.move_on_after(self._config.linger_seconds_max if at_goal else self._config.leave_seconds_max):
+            while anyio.current_time() < earliest or not self._node.may_go(goal):
                 await anyio.sleep(0.05)
                 await self._follow()
         await self._save(self._applied)

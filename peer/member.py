@@ -13,8 +13,8 @@ from averaging import journal
 from averaging.engine import EngineConfig
 from averaging.node import HEAD_FILE, Node, NodeConfig, commits_of
 from averaging.record import Hash, genesis
-from averaging.snapshots import SnapshotConfig
-from averaging.storage import Saved, Storage
+from averaging.snapshots import Snapshot, SnapshotConfig
+from averaging.storage import Storage
 from dht.directory import Directory
 from dht.facts import MemberFact, RunFact, SpecFact
 from dht.membership import Announcement, Membership, MembershipConfig, open_membership
@@ -82,7 +82,7 @@ async def run_member(
     Raises `journal.DamagedJournal` if the storage contradicts the run, `TwinFound` if the identity is used twice.
     """
     nonce = int(parts.wall_time() * 1000) << 16 | parts.rng.getrandbits(16)
-    restored = await _restore(parts, config)
+    restored, saved = await _restore(parts, config)
     node = Node(
         parts.network,
         parts.signer,
@@ -104,6 +104,7 @@ async def run_member(
         snapshots=config.snapshots,
         rng=parts.rng,
         report=report,
+        saved=saved,
     )
     addresses = tuple(await parts.network.addresses())
 
@@ -146,30 +147,25 @@ async def run_member(
         tasks.cancel_scope.cancel()
 
 
-async def _restore(parts: Parts, config: MemberConfig) -> journal.Restored:
-    """The durable state of the protocol, with the learner brought to the log's head."""
+async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot | None]:
+    """The durable state of the protocol and the saved snapshot, with the learner brought to the log's head."""
     saved = await parts.storage.load()
     first = genesis(Hash(bytes.fromhex(config.run.run_id)), config.run.creator, parts.learner.fingerprint())
     limit = config.engine.payload_bytes_max
     restored = journal.restore(first, saved.log, saved.journal, parts.signer, limit)
-    records = restored.chain.records[_snapshot_round(parts, saved, restored) + 1 :]
-    commits = commits_of(restored.chain, records)
+    number, snapshot = 0, None
+    if saved.snapshot is not None:
+        head = Hash(saved.snapshot.pop(HEAD_FILE, b""))
+        if head not in restored.chain:
+            raise journal.DamagedJournal("the snapshot is of no round in the log; move the folder away and join anew")
+        number = restored.chain.round_of(head)
+        await parts.worker.run(parts.learner.load, saved.snapshot, own=True)
+        snapshot = Snapshot(head, await parts.worker.run(parts.learner.dump, shared_only=True))
+    commits = commits_of(restored.chain, restored.chain.records[number + 1 :])
     if commits is None:
         raise journal.DamagedJournal("contributions since the snapshot are missing; move the folder away and join anew")
     await parts.worker.run(replay, parts.learner, commits)
-    return restored
-
-
-def _snapshot_round(parts: Parts, saved: Saved, restored: journal.Restored) -> int:
-    """Loads the snapshot, if there is one, and says after which round it was taken."""
-    if saved.snapshot is None:
-        return 0
-    head = saved.snapshot.pop(HEAD_FILE, b"")
-    number = next((r.round for r in restored.chain.records if r.hash == head), None)
-    if number is None:
-        raise journal.DamagedJournal("the snapshot is of no round in the log; move the folder away and join anew")
-    parts.learner.load(saved.snapshot, own=True)
-    return number
+    return restored, snapshot
 
 
 async def _watch(node: Node, membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:

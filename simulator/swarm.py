@@ -31,6 +31,9 @@ from simulator.toy import ToyLearner, ToySigner, VirtualWorker
 from simulator.virtual_time import wall_time
 
 
+ALONE_SECONDS_MAX = 60.0
+
+
 class Disagreement(AssertionError):
     """Two peers committed different things: the one failure that must never be."""
 
@@ -133,6 +136,7 @@ class _Swarm:
         self.done: set[int] = set()
         self.restarts = 0
         self.goal_reached = False
+        self.alone_since = 0.0
 
     async def run(self) -> Outcome:
         async with anyio.create_task_group() as tasks:
@@ -141,10 +145,16 @@ class _Swarm:
             tasks.start_soon(self._watch)
             if self.config.kill_every_seconds is not None:
                 tasks.start_soon(self._kill_regularly, self.config.kill_every_seconds)
-            while len(self.done) < self.config.peers:
+            while len(self.done) < self.config.peers and not self._is_over():
                 await anyio.sleep(0.25)
             tasks.cancel_scope.cancel()
         return self._outcome()
+
+    def _is_over(self) -> bool:
+        """Whether whoever is not done yet has nobody left to learn from: it was down when the others left."""
+        if not self.done or any(self.members[n].node.links.linked for n in self.members):
+            self.alone_since = anyio.current_time()
+        return anyio.current_time() - self.alone_since > ALONE_SECONDS_MAX
 
     async def _live(self, number: int) -> None:
         """One peer through all its lives."""
@@ -209,6 +219,7 @@ class _Swarm:
                 validate_rounds=config.validate_rounds,
                 snapshot_seconds=config.snapshot_seconds,
                 linger_seconds_max=config.stall_seconds_max,
+                linger_seconds_min=4 * config.down_seconds,
             ),
             snapshots=SnapshotConfig(bytes_max=1 << 30),
             membership=MembershipConfig(),

@@ -19,7 +19,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from network import daemon_control as control
 from network.background import open_background, run_handler
-from network.daemon_control import DaemonError, UnixStream
+from network.daemon_control import DaemonError, DaemonGone, UnixStream
 from network.daemon_process import (
     Daemon,
     DaemonConfig,
@@ -112,8 +112,13 @@ class HivemindNetwork(Network):
     async def open_stream(self, peer: PeerID, protocol: str) -> ByteStream:
         try:
             with anyio.fail_after(self._config.dial_seconds_max):
-                await self._up.wait()
-                return await self._dial(peer, protocol)
+                while True:
+                    await self._up.wait()
+                    assert self._daemon is not None
+                    try:
+                        return await self._dial(peer, protocol)
+                    except DaemonGone:
+                        await self._daemon.died.wait()
         except TimeoutError as error:
             raise PeerUnreachable(f"{peer} did not answer within {self._config.dial_seconds_max} s") from error
         except (DaemonError, ValueError) as error:
@@ -174,6 +179,7 @@ class HivemindNetwork(Network):
             await self._release()
             await self.start(self._config.restart_attempts_max)
             logger.warning("the network daemon is back (process %d)", self._daemon.process_id)
+            self._tasks.start_soon(self._reconnect)
             for callback in self._on_restart:
                 await callback()
 
@@ -227,15 +233,7 @@ class HivemindNetwork(Network):
         assert self._daemon is not None
         daemon = self._daemon.control
         if peer in self._hints_to_try:
-            hints = self._hints[peer]
-            # Half of the time, so that wrong hints leave enough for what the daemon may know by itself.
-            with anyio.move_on_after(self._config.dial_seconds_max / 2):
-                try:
-                    await control.connect(daemon, peer, hints)
-                except (DaemonError, ValueError) as error:
-                    logger.debug("the hints for %s do not help: %s", peer, error)
-            if self._hints.get(peer) is hints:  # Only now: dials at the same time have to wait for it too.
-                self._hints_to_try.discard(peer)
+            await self._try_hints(daemon, peer)
         opened = False
         try:
             stream = await control.open_stream(daemon, peer, protocol)
@@ -244,6 +242,25 @@ class HivemindNetwork(Network):
         finally:
             if not opened and peer in self._hints:
                 self._hints_to_try.add(peer)
+
+    async def _try_hints(self, daemon: Path, peer: PeerID) -> None:
+        """Connect to `peer` where it was said to be, if it is there."""
+        hints = self._hints.get(peer, ())
+        # Half of the time, so that wrong hints leave enough for what the daemon may know by itself.
+        with anyio.move_on_after(self._config.dial_seconds_max / 2):
+            try:
+                await control.connect(daemon, peer, hints)
+            except (DaemonError, ValueError) as error:
+                logger.debug("the hints for %s do not help: %s", peer, error)
+        if self._hints.get(peer, ()) is hints:  # Only now: dials at the same time have to wait for it too.
+            self._hints_to_try.discard(peer)
+
+    async def _reconnect(self) -> None:
+        """Dial the peers introduced last: those that missed us refuse to dial us for the next seconds."""
+        assert self._daemon is not None
+        async with anyio.create_task_group() as tasks:
+            for peer in list(self._hints)[-self._config.reconnect_peers_max :]:
+                tasks.start_soon(self._try_hints, self._daemon.control, peer)
 
 
 def _quieten_hivemind() -> None:

@@ -32,7 +32,11 @@ _VARINT_BYTES_MAX = 4
 
 
 class DaemonError(Exception):
-    """The daemon refused a request, or is gone."""
+    """The daemon refused a request."""
+
+
+class DaemonGone(DaemonError):
+    """The daemon does not answer: it has died, or is about to."""
 
 
 async def open_stream(daemon: Path, peer: PeerID, protocol: str) -> UnixStream:
@@ -134,7 +138,7 @@ async def _connect(daemon: Path) -> UnixStream:
     try:
         return UnixStream(await anyio.connect_unix(str(daemon)))
     except OSError as error:
-        raise DaemonError(f"the daemon does not answer: {error}") from error
+        raise DaemonGone(f"the daemon does not answer: {error}") from error
 
 
 async def _exchange(stream: UnixStream, request: Any) -> Any:
@@ -145,7 +149,7 @@ async def _exchange(stream: UnixStream, request: Any) -> Any:
         await stream.send(_encode_varint(len(message)) + message)
         answer.ParseFromString(await _receive_message(stream))
     except (anyio.EndOfStream, anyio.BrokenResourceError) as error:
-        raise DaemonError("the daemon is gone") from error
+        raise DaemonGone("the daemon closed the connection") from error
     if answer.type == Response.ERROR:
         raise DaemonError(answer.error.msg)
     return answer

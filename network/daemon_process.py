@@ -50,6 +50,8 @@ class DaemonConfig:
     """Ask the router to forward the port; not done on loopback."""
     use_relays: bool = False
     """Become reachable through the initial peers when nobody can dial this peer."""
+    announce: tuple[str, ...] = ()
+    """Addresses to announce instead of those found, such as a router's with a forwarded port."""
 
 
 class StartFailure(enum.Enum):
@@ -196,6 +198,9 @@ def _arguments(
         f"-natPortMap={int(in_the_open and config.map_nat_port)}",
         f"-autoRelay={int(config.use_relays)}",
     ]
+    if config.announce:
+        # Announced without the peer id, which the daemon appends itself.
+        arguments.append(f"-announceAddrs={','.join(a.partition('/p2p/')[0] for a in config.announce)}")
     if initial_peers:
         arguments += ["-b=1", f"-bootstrapPeers={','.join(initial_peers)}"]
     return arguments

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, final
 
@@ -48,7 +50,8 @@ def run_virtual(
     then. The same program gives the same order of events, whatever the machine and its hash seed.
     """
     options = {"loop_factory": lambda: VirtualLoop(config or VirtualConfig())}
-    return anyio.run(async_fn, *args, backend="asyncio", backend_options=options)
+    with _ordered_cancellation():
+        return anyio.run(async_fn, *args, backend="asyncio", backend_options=options)
 
 
 def wall_time() -> float:
@@ -128,7 +131,7 @@ class _JumpSelector(selectors.SelectSelector):
 
 
 class _Task(asyncio.Task[T]):
-    """Hashed by its number: a cancel scope keeps a set of tasks, and would else cancel them in address order."""
+    """Hashed by its number: sets of tasks, as `asyncio.wait` returns, would else be in the order of addresses."""
 
     def __init__(self, number: int, coroutine: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number
@@ -140,3 +143,31 @@ class _Task(asyncio.Task[T]):
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any) -> _Task[T]:
     return _Task(cast(VirtualLoop, loop).next_task_number(), coroutine, loop=loop, **options)
+
+
+class _OrderedSet(dict[T, None]):
+    """As much of a set as anyio needs, in the order of adding."""
+
+    def add(self, item: T) -> None:
+        self[item] = None
+
+    def remove(self, item: T) -> None:
+        del self[item]
+
+    def discard(self, item: T) -> None:
+        self.pop(item, None)
+
+
+@contextmanager
+def _ordered_cancellation() -> Iterator[None]:
+    """Make anyio cancel in the order of starting, for as long as the context lasts.
+
+    Its cancel scopes keep their tasks and inner scopes in sets, whose order depends on addresses in memory, and offer
+    no way to change it; a name in the module goes before the builtin one.
+    """
+    module: Any = importlib.import_module("anyio._backends._asyncio")
+    module.set = _OrderedSet
+    try:
+        yield
+    finally:
+        del module.set

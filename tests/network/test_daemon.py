@@ -193,7 +193,7 @@ def test_the_daemon_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
     async def program() -> None:
         command = [sys.executable, "-W", "ignore", "-c", PARENT, str(tmp_path / "a")]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
         async with await anyio.open_process(command, stderr=subprocess.DEVNULL, env=environment) as parent:
             assert parent.stdout is not None
             daemon = int(await parent.stdout.receive())

@@ -36,7 +36,8 @@ class Chain(Compressor):
             if not bool(torch.isfinite(low) & torch.isfinite(high)):
                 raise ValueError("a tensor with NaN, infinity or values near the float32 limit cannot be compressed")
         indices = self.selection.select(coefficients)
-        levels, scales = self.values.quantise(coefficients if indices is None else coefficients[indices])
+        values = coefficients if indices is None else coefficients[indices]
+        levels, scales = self.values.quantise(values, self.values.blocks(len(values), self.selection.alike))
         return Packet(indices, levels, scales)
 
     def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:

@@ -4,7 +4,8 @@ Layout, highest bit first:
 
     version   1 byte
     bits      sparse only: 1 bit `full`; when it is 0, the number of values of every chunk, fixed width
-              for each scale column: 4 bits Rice parameter, then the scales' codes as Rice-coded differences
+              for each scale column, first the tensors' first scales, then all others: 4 bits Rice parameter, then
+              the differences of the scales' codes, Rice-coded
               sparse only: the gaps between the indices of every chunk, Rice-coded
               zeros to the end of the byte
     levels    the levels of all tensors, 1, 2, 4 or 8 bits each, or little-endian floats
@@ -43,6 +44,10 @@ class Frame:
     sizes: tuple[int, ...]
     selection: Selection
     values: Values
+
+    def blocks(self, count: int) -> int:
+        """How many rows of scales `count` values of a tensor have."""
+        return self.values.blocks(count, self.selection.alike)
 
     def chunks(self) -> Chunked | None:
         """All chunks of all tensors in order; None when every coefficient is sent."""
@@ -118,7 +123,7 @@ def unpack(data: bytes, frame: Frame) -> list[Packet]:
         raise InvalidPacket(f"levels: truncated, {level_bytes} bytes expected in a packet of {len(data)}")
     split = len(data) - level_bytes
     reader.truncate(split - 1)
-    scales = _read_scales(reader, per_tensor, frame.values)
+    scales = _read_scales(reader, [frame.blocks(int(count)) for count in per_tensor], frame.values)
     indices = None
     if chunks is not None and counts is not None:
         indices = _read_indices(reader, chunks, counts)
@@ -162,8 +167,8 @@ def _size(frame: Frame, index_bits: int, *, scale_bits: int) -> int:
     per_tensor = np.array(frame.sizes, dtype=np.int64)
     if chunks is not None:
         per_tensor = chunks.tensor_sums(chunks.capacities)
-    rows = sum(frame.values.blocks(int(count)) for count in per_tensor)
-    bits = index_bits + frame.values.scale_columns * (_PARAMETER_BITS + rows * scale_bits)
+    rows = sum(frame.blocks(int(count)) for count in per_tensor)
+    bits = index_bits + frame.values.scale_columns * (2 * _PARAMETER_BITS + rows * scale_bits)
     return 1 + -(-bits // 8) + -(-int(per_tensor.sum()) * frame.values.level_bits // 8)
 
 
@@ -249,22 +254,38 @@ def _read_indices(reader: BitReader, chunks: Chunked, counts: Integers) -> Integ
 
 def _scale_bits(packets: list[Packet], values: Values) -> list[BitArray]:
     bits: list[BitArray] = []
-    if not values.scale_columns:
-        return bits
     tables = [packet.scales.cpu() for packet in packets]
     scales = torch.cat(tables) if tables else torch.zeros(0, values.scale_columns)
     codes = encode_scales(scales.contiguous(), values.scale_mantissa)
     assert torch.equal(decode_scales(codes, values.scale_mantissa), scales)
-    table: Integers = codes.numpy()
+    firsts = _firsts([len(table) for table in tables])
     for column in range(values.scale_columns):
-        base = table[:, column - 1] if column else np.zeros(len(table), dtype=np.int64)
-        start = 0 if column else _FIRST_EXPONENT << values.scale_mantissa
-        numbers = zigzag(np.diff(table[:, column] - base, prepend=start))
-        width = _cheapest_parameter(numbers)
-        widths = np.full(len(numbers), width, dtype=np.int64)
-        bits.append(field_bits(np.array([width]), np.array([_PARAMETER_BITS])))
-        bits += [field_bits(numbers & ((1 << width) - 1), widths), unary_bits(numbers >> width)]
+        series, start = _series(codes.numpy(), column, values)
+        bits += _number_bits(zigzag(np.diff(series[firsts], prepend=start)))
+        bits += _number_bits(zigzag(np.diff(series, prepend=0)[~firsts]))
     return bits
+
+
+def _firsts(rows: list[int]) -> NDArray[np.bool_]:
+    """Which scales are the first of their tensor: those differ from tensor to tensor, the others little within one."""
+    lengths = np.array(rows, dtype=np.int64)
+    firsts = np.zeros(sum(rows), dtype=np.bool_)
+    firsts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+    return firsts
+
+
+def _series(codes: Integers, column: int, values: Values) -> tuple[Integers, int]:
+    """The column as what is coded, and where it starts: steps are relative to the offsets beside them."""
+    if column:
+        return codes[:, column] - codes[:, column - 1], 0
+    return codes[:, column], _FIRST_EXPONENT << values.scale_mantissa
+
+
+def _number_bits(numbers: Integers) -> list[BitArray]:
+    width = _cheapest_parameter(numbers)
+    widths = np.full(len(numbers), width, dtype=np.int64)
+    header = field_bits(np.array([width]), np.array([_PARAMETER_BITS]))
+    return [header, field_bits(numbers & ((1 << width) - 1), widths), unary_bits(numbers >> width)]
 
 
 def _cheapest_parameter(numbers: Integers) -> int:
@@ -272,22 +293,30 @@ def _cheapest_parameter(numbers: Integers) -> int:
     return costs.index(min(costs))
 
 
-def _read_scales(reader: BitReader, per_tensor: Integers, values: Values) -> list[Tensor]:
-    rows = [values.blocks(int(count)) for count in per_tensor]
-    total = sum(rows)
-    table = np.zeros((total, values.scale_columns), dtype=np.int64)
+def _read_scales(reader: BitReader, rows: list[int], values: Values) -> list[Tensor]:
+    firsts = _firsts(rows)
+    table = np.zeros((len(firsts), values.scale_columns), dtype=np.int64)
+    tensor = np.cumsum(firsts) - 1
     for column in range(values.scale_columns):
-        base = table[:, column - 1] if column else np.zeros(total, dtype=np.int64)
-        start = 0 if column else _FIRST_EXPONENT << values.scale_mantissa
-        width = reader.field(_PARAMETER_BITS, "scales")
-        numbers = reader.fields(np.full(total, width, dtype=np.int64), "scales")
-        numbers += reader.unary(total, "scales") << width
-        if _cheapest_parameter(numbers) != width:
-            raise InvalidPacket(f"scales: {width} is not the shortest Rice parameter")
-        table[:, column] = np.cumsum(unzigzag(numbers)) + start + base
-        if ((table[:, column] < 0) | (table[:, column] > scale_code_max(values.scale_mantissa))).any():
+        base, start = _series(table, column, values)
+        first = np.cumsum(unzigzag(_read_numbers(reader, int(firsts.sum())))) + start
+        steps = np.zeros(len(firsts), dtype=np.int64)
+        steps[~firsts] = unzigzag(_read_numbers(reader, int((~firsts).sum())))
+        walked = np.cumsum(steps)
+        codes = first[tensor] + walked - walked[firsts][tensor] - base
+        if ((codes < 0) | (codes > scale_code_max(values.scale_mantissa))).any():
             raise InvalidPacket("scales: out of range")
+        table[:, column] = codes
     return _split(decode_scales(torch.from_numpy(table), values.scale_mantissa), rows)
+
+
+def _read_numbers(reader: BitReader, count: int) -> Integers:
+    width = reader.field(_PARAMETER_BITS, "scales")
+    numbers = reader.fields(np.full(count, width, dtype=np.int64), "scales")
+    numbers += reader.unary(count, "scales") << width
+    if _cheapest_parameter(numbers) != width:
+        raise InvalidPacket(f"scales: {width} is not the shortest Rice parameter")
+    return numbers
 
 
 # Levels

@@ -50,6 +50,11 @@ class Selection(ABC):
     def chunks(self, size: int) -> Chunks | None:
         """How `size` coefficients are cut; None when all are sent."""
 
+    @property
+    @abstractmethod
+    def alike(self) -> int | None:
+        """How many values of one chunk follow each other, which scales may want to know; None when all are sent."""
+
     @abstractmethod
     def select(self, coefficients: Tensor) -> Tensor | None:
         """Ascending positions (int64) in the flat coefficients, never of a zero; None when all are sent."""
@@ -61,6 +66,10 @@ class All(Selection):
     """Every coefficient, in order."""
 
     def chunks(self, size: int) -> Chunks | None:
+        return None
+
+    @property
+    def alike(self) -> int | None:
         return None
 
     def select(self, coefficients: Tensor) -> Tensor | None:
@@ -92,6 +101,10 @@ class TopK(Selection):
         length = ceil(size / count)
         tail = size - (count - 1) * length
         return Chunks(count, length, tail, self._share(length), self._share(tail))
+
+    @property
+    def alike(self) -> int | None:
+        return self.kept
 
     def _share(self, length: int) -> int:
         return max(1, (2 * self.kept * length + self.chunk) // (2 * self.chunk))

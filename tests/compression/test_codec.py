@@ -70,7 +70,7 @@ def bound_bytes(chain: Chain, specs: list[TensorSpec]) -> float:
 def test_indices_cost_little_more_than_their_entropy(kept: int) -> None:
     chain = parse_chain(f"identity topk({kept}/4096) bits(1)")
     specs = specs_of([(1 << 18,)])
-    scales = chain.values.blocks(kept << 6) * 4 / 8
+    scales = chain.values.blocks(kept << 6, chain.selection.alike) * 4 / 8
     assert len(packed(chain, [(1 << 18,)])) - scales <= 1.03 * bound_bytes(chain, specs) + 4
 
 
@@ -143,16 +143,16 @@ def test_mutated_packets_raise_nothing_else(chain: Chain, data: st.DataObject) -
 
 def test_random_bits_often_parse() -> None:
     """The fuzzing above reaches the depths: with exact lengths, some random bytes are valid packets."""
-    chain = parse_chain("identity topk(4/8) bits(1)")
+    chain = parse_chain("identity topk(2/8) fp16")
     rng = np.random.default_rng(0)
     accepted = 0
-    for _ in range(3000):
+    for _ in range(500):
         try:
-            chain.unpack(b"\x01" + rng.bytes(3), specs_of([(8,)]))
+            chain.unpack(b"\x01" + rng.bytes(5), specs_of([(8,)]))
             accepted += 1
         except InvalidPacket:
             pass
-    assert accepted > 0
+    assert accepted > 5
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_bytes_are_what_the_wire_expects() -> None:
     packet = chain.compress(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.5] * 2))
     assert packet.indices is not None
     assert packet.indices.tolist() == [1, 5, 9, 13]
-    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b54fda50"
+    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b5487da050"
 
 
 widths = st.lists(st.tuples(st.integers(0, 2**20 - 1), st.integers(0, 20)), max_size=50)

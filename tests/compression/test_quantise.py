@@ -23,8 +23,8 @@ def gaussian(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def relative_error(values: Values, tensor: Tensor) -> float:
-    decoded = values.dequantise(*values.quantise(tensor))
+def relative_error(values: Values, tensor: Tensor, alike: int | None = None) -> float:
+    decoded = values.dequantise(*values.quantise(tensor, values.blocks(len(tensor), alike)))
     return float((decoded - tensor).square().mean() / tensor.square().mean())
 
 
@@ -42,7 +42,7 @@ def test_top_k_values_are_fitted_away_from_zero(bits: int, error: float) -> None
     tensor = gaussian(1 << 18)
     indices = TopK(32, 4096).select(tensor)
     assert indices is not None
-    assert relative_error(Bits(bits), tensor[indices]) <= error
+    assert relative_error(Bits(bits), tensor[indices], 32) <= error
 
 
 def test_two_bits_find_two_two_sided_levels() -> None:
@@ -53,11 +53,12 @@ def test_two_bits_find_two_two_sided_levels() -> None:
 @pytest.mark.parametrize("values", VALUES, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 2, 127, 128, 129, 5000])
 def test_counts_and_types(values: Values, count: int) -> None:
-    levels, scales = values.quantise(gaussian(count))
+    blocks = values.blocks(count, None)
+    levels, scales = values.quantise(gaussian(count), blocks)
     assert levels.shape == (count,)
     assert levels.dtype == values.level_dtype
     if values.scale_columns:
-        assert scales.shape == (values.blocks(count), values.scale_columns)
+        assert scales.shape == (blocks, values.scale_columns)
     decoded = values.dequantise(levels, scales)
     assert decoded.shape == (count,)
     assert decoded.dtype == torch.float32
@@ -68,7 +69,7 @@ def test_counts_and_types(values: Values, count: int) -> None:
 def test_decoding_rounds_once(bits: int, seed: int) -> None:
     """Against exact fractions: the product is exact, so fused and unfused hardware give the same sum."""
     tensor = gaussian(300, seed) * 2.0 ** (17 * seed)
-    levels, scales = Bits(bits).quantise(tensor)
+    levels, scales = Bits(bits).quantise(tensor, 3)
     decoded = Bits(bits).dequantise(levels, scales).tolist()
     length = -(-300 // len(scales))
     for place in range(0, 300, 7):
@@ -83,7 +84,7 @@ def test_decoding_rounds_once(bits: int, seed: int) -> None:
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e25, 3.4e38])
 def test_extreme_values_stay_finite(values: Values, size: float) -> None:
     tensor = torch.tensor([size, -size, size / 2, 0.0])
-    decoded = values.dequantise(*values.quantise(tensor))
+    decoded = values.dequantise(*values.quantise(tensor, values.blocks(4, None)))
     assert bool(torch.isfinite(decoded).all())
     if size == 0:
         assert bool((decoded == 0).all())
@@ -103,6 +104,12 @@ def test_scale_codes_are_near(scale: float, mantissa: int) -> None:
     )
     assert down <= scale <= up
     assert abs(near - scale) <= 2.0 ** -(mantissa + 1) * scale
+
+
+def test_chunks_of_different_sizes_keep_their_own_scales() -> None:
+    tensor = torch.tensor([1.0, 1000.0, 1e-3]).repeat_interleave(32)
+    assert relative_error(Bits(1), tensor, 32) < 0.01
+    assert relative_error(Bits(1), tensor) > 0.1
 
 
 def test_an_unknown_number_of_bits_is_refused() -> None:

@@ -62,6 +62,8 @@ class Method:
             raise ValueError(f"merge = {self.merge!r}: must be one of {', '.join(MERGE_NAMES)}")
 
 
+# Chosen with benchmarks/tune.py on gpt-nano, 4 peers. Outer momentum .8 suits runs of tens of rounds better than the .9
+# of the DiLoCo paper, which has thousands.
 PRESETS = {
     "allreduce": Method(
         inner=InnerSettings(kind="none", lr=1.0),
@@ -77,7 +79,8 @@ PRESETS = {
     ),
     "diloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),
-        outer=OuterSettings(kind="nesterov", lr=0.7, momentum=0.9),
+        outer=OuterSettings(kind="nesterov", lr=0.5, momentum=0.8),
+        schedule=Schedule(warmup=1),
         inner_steps=20,
         merge="weighted_mean",
         chain="identity all fp16",
@@ -85,6 +88,7 @@ PRESETS = {
     "muloco": Method(
         inner=InnerSettings(kind="muon", lr=1e-2),
         outer=OuterSettings(kind="nesterov", lr=0.9, momentum=0.8),
+        schedule=Schedule(warmup=1),
         inner_steps=20,
         error_feedback=True,
         residual_decay=0.9,
@@ -93,6 +97,7 @@ PRESETS = {
     "sparseloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),
         outer=OuterSettings(kind="sgd", lr=1.0),
+        schedule=Schedule(warmup=1),
         inner_steps=20,
         error_feedback=True,
         residual_decay=0.95,

@@ -192,6 +192,7 @@ class Engine:
     def disconnected(self, peer: PeerID) -> None:
         self.links.pop(peer, None)
         self.catch_up.lost(peer)
+        self._clock.freed.pop(peer, None)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
@@ -438,8 +439,10 @@ class Engine:
         if clock.started is not None:
             decide = None if clock.proposed is None else now - clock.proposed
             self.timing = self.timing.committed(now - clock.began, decide)
+        freed = {**clock.freed, **dict.fromkeys(self.instance.offers, now)}
         self.catch_up.applied(record)
         self._begin(now)
+        self._clock.freed = freed
         for peer in sorted(self._early):
             if self._early[peer].prev == record.hash:
                 early = self._early.pop(peer)
@@ -570,9 +573,10 @@ class Engine:
         return lambda peer: self.alive(peer, now)
 
     def _observe_offer(self, contribution: Contribution, now: float) -> None:
+        freed = self._clock.freed.pop(contribution.owner, None)
+        if freed is not None:
+            self.timing = self.timing.cycled(contribution.owner, now - freed)
         self._observe_clock(now)
-        if self._clock.started is not None and contribution.owner != self.me:
-            self.timing = self.timing.arrived(contribution.owner, now - self._clock.started)
 
     def _observe_clock(self, now: float) -> None:
         self._clock.start_if_enough(now, self.instance, self._needed, self._alive_at(now))

@@ -117,7 +117,7 @@ class Links:
     async def flush(self, seconds_max: float) -> None:
         """Waits until what was queued is written, at most so long."""
         with anyio.move_on_after(seconds_max):
-            while any(state.queue or state.writing for state in self._peers.values() if state.streams):
+            while any(s.queue or s.writing for s in self._peers.values() if s.streams):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
 
     async def _dial(self, peer: PeerID, state: _Peer) -> None:

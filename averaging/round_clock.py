@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from averaging.instance import Instance
-from averaging.timing import Timing, TimingConfig, grace_seconds, take_over_seconds
+from averaging.timing import Timing, TimingConfig, take_over_seconds, waited_for
 from network.seam import PeerID
 
 Alive = Callable[[PeerID], bool]
@@ -27,6 +27,8 @@ class RoundClock:
     """When the first proposal was made or heard."""
     ballot_seen: float | None = None
     """When the newest ballot was opened or heard."""
+    freed: dict[PeerID, float] = field(default_factory=dict)
+    """When each peer was last free to train anew: an offer of its was committed or became void."""
     attempts: int = 0
     """How often this peer tried to take over."""
 
@@ -43,9 +45,25 @@ class RoundClock:
             return None
         offered = {c.owner for c in instance.usable()}
         missing = [p for p in sorted(self.contributors - offered) if alive(p)]
-        if not missing:
-            return self.started
-        return self.started + grace_seconds(timing, config, self.started - self.began, len(offered), missing)
+        return self.started + self._grace_seconds(timing, config, offered, missing)
+
+    def _grace_seconds(
+        self, timing: Timing, config: TimingConfig, offered: set[PeerID], missing: list[PeerID]
+    ) -> float:
+        """Until those worth waiting for are really late; not at all if there are none, so that a long grace costs only
+        when somebody has just failed.
+        """
+        assert self.started is not None
+        peers = waited_for(timing, offered, missing)
+        if not peers:
+            return 0.0
+        length = max(self.started - self.began, config.delay_seconds_min)
+        grace = max(config.delay_seconds_min, timing.decide.mean)
+        for peer in peers:
+            cycle, freed = timing.cycles.get(peer), self.freed.get(peer)
+            due = length / 2 if cycle is None or freed is None else freed + cycle.high - self.started
+            grace = max(grace, due)
+        return min(grace, max(2 * length, config.delay_seconds_min), config.delay_seconds_max)
 
     def take_over_at(
         self, me: PeerID, instance: Instance, timing: Timing, config: TimingConfig, alive: Alive

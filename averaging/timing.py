@@ -5,7 +5,7 @@ All times are local monotonic seconds; safety never depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -57,42 +57,32 @@ class Timing:
     """Between two commits."""
     decide: Estimate = field(default_factory=Estimate)
     """From a proposal to its commit: about one round trip and one durable write."""
-    arrivals: Mapping[PeerID, Estimate] = field(default_factory=dict)
-    """Of each peer's offer after the moment when enough had come to start the clock."""
+    cycles: Mapping[PeerID, Estimate] = field(default_factory=dict)
+    """From the commit that freed a peer to train anew, until its next offer: its own pace, whatever the group's."""
 
     def committed(self, interval: float, decide: float | None) -> Timing:
         after = self.decide if decide is None else self.decide.observed(decide)
         return replace(self, interval=self.interval.observed(interval), decide=after)
 
-    def arrived(self, peer: PeerID, offset: float) -> Timing:
-        before = self.arrivals.get(peer, Estimate())
-        return replace(self, arrivals={**self.arrivals, peer: before.observed(max(0.0, offset))})
-
-    def without(self, peer: PeerID) -> Timing:
-        return replace(self, arrivals={p: e for p, e in self.arrivals.items() if p != peer})
+    def cycled(self, peer: PeerID, seconds: float) -> Timing:
+        before = self.cycles.get(peer, Estimate())
+        return replace(self, cycles={**self.cycles, peer: before.observed(max(0.0, seconds))})
 
 
-def grace_seconds(
-    timing: Timing, config: TimingConfig, length: float, present: int, missing: Sequence[PeerID]
-) -> float:
-    """How long after the clock started a round that has lasted `length` seconds stays open for the `missing` peers.
+def waited_for(timing: Timing, present: Collection[PeerID], missing: Collection[PeerID]) -> list[PeerID]:
+    """Which of the `missing` are worth waiting for, given who is `present`.
 
-    With expected arrivals a_1 <= a_2 <= ..., it waits for the k that maximises (present + k) / (length + a_k): the most
-    contributions a second; and for those k until they are really late. At least about one round trip, at most as long
-    again as the round has lasted. If all of them come, the group closes at once, so a long grace costs only when
-    somebody has just failed.
+    With the peers' paces c_1 <= c_2 <= ..., rounds of the k fastest bring k / c_k contributions a second: the best k
+    says whom. A peer that is late only because it began late is waited for once, and is then in step. A peer whose
+    pace is not known yet gets its first chance.
     """
-    length = max(length, config.delay_seconds_min)
-    # A peer never seen arriving is expected within half the round so far, so that it gets its first chance.
-    unknown = Estimate(length / 4, length / 16, 1)
-    best, wait = present / length, 0.0
-    estimates = sorted((timing.arrivals.get(p, unknown) for p in missing), key=lambda e: e.mean + e.deviation)
-    for count, estimate in enumerate(estimates, start=1):
-        rate = (present + count) / (length + estimate.mean + estimate.deviation)
+    known = sorted((timing.cycles[p].mean, p) for p in {*present, *missing} if p in timing.cycles)
+    best, pace = 0.0, 0.0
+    for count, (cycle, _) in enumerate(known, start=1):
+        rate = count / max(cycle, 1e-9)
         if rate >= best:
-            best, wait = rate, max(wait, estimate.high)
-    floor = max(config.delay_seconds_min, timing.decide.mean)
-    return min(max(wait, floor), max(length, floor), config.delay_seconds_max)
+            best, pace = rate, cycle
+    return sorted(p for p in missing if p not in timing.cycles or timing.cycles[p].mean <= pace)
 
 
 def take_over_seconds(timing: Timing, config: TimingConfig, length: float, rank: int, attempts: int) -> float:

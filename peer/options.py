@@ -43,6 +43,8 @@ class PeerOptions:
     """What others see beside the peer id."""
     rounds_max: int | None = None
     """Leave after taking part in this many committed rounds; None stays until the run's own goal."""
+    linger_seconds: float = 0.0
+    """Stay at least so long after the run's goal, for peers that are down just then."""
     json_events: bool = False
     """Print one JSON object a line on stdout instead of text."""
 

@@ -1,0 +1,96 @@
+"""From a run's specification to what trains it: model, data, method, learner and limits, for every way to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from averaging.engine import EngineConfig
+from averaging.snapshots import SnapshotConfig
+from compression.chain import Chain, parse_chain
+from compression.seam import TensorSpec
+from models.registry import build_model, loss_fn, model_config
+from network.seam import PeerID
+from optimizers.presets import Method
+from peer.data import Corpus, load_corpus, sampler
+from peer.learner import TorchLearner
+from peer.method import Rules, initial_state, rules_of
+from peer.spec import RunSpec
+from peer.trainer import Trainer
+
+VALIDATION_SEQUENCES = 64
+VALIDATION_BATCH = 16
+MISSED_ROUNDS_MAX = 256
+"""A contribution may hold the tokens of so many rounds that were missed; more is not believed."""
+_PARAMETER_BYTES = 4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A run as one peer trains it."""
+
+    learner: TorchLearner
+    parameters: int
+    engine: EngineConfig
+    snapshots: SnapshotConfig
+    method: Method
+
+
+def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), device: str = "cpu") -> Built:
+    """Loads the data and builds everything; takes seconds. Raises `ValueError` and `FileNotFoundError`."""
+    return build_with(spec, me, load_corpus(tuple(data)), device)
+
+
+def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -> Built:
+    method, seed = spec.training_method, spec.run.seed
+    context = model_config(spec.model.name).context
+    model: nn.Module = build_model(spec.model.name, seed)
+    rules = rules_of(method, parse_chain)
+    state = initial_state(model, rules)
+    sample = sampler(corpus, seed, me, batch=method.batch, length=context)
+    held_out = corpus.validation_batches(
+        batch=VALIDATION_BATCH, length=context, batches=VALIDATION_SEQUENCES // VALIDATION_BATCH
+    )
+    trainer = Trainer(model, loss_fn, sample, method, chosen_device(device))
+    state_bytes = _PARAMETER_BYTES * sum(t.numel() for t in [*state.anchor.values(), *state.outer.values()])
+    engine = EngineConfig(
+        payload_bytes_max=payload_bytes_max(
+            rules, [TensorSpec.of(state.anchor[name]) for name in sorted(state.anchor)]
+        ),
+        weight_max=method.inner_steps * method.batch * context * MISSED_ROUNDS_MAX,
+        snapshot_bytes=state_bytes,
+        start_peers=spec.group.start_peers,
+        min_peers=spec.group.min_peers,
+    )
+    parameters = sum(t.numel() for t in state.anchor.values())
+    snapshots = SnapshotConfig(bytes_max=2 * state_bytes + (1 << 20))
+    return Built(TorchLearner(me, state, rules, trainer, held_out), parameters, engine, snapshots, method)
+
+
+def payload_bytes_max(rules: Rules, specs: list[TensorSpec]) -> int:
+    """What the chain can need at most for this model: a stranger's packet beyond it is refused unread."""
+    assert isinstance(rules.compressor, Chain)
+    return rules.compressor.size_max(specs)
+
+
+def dense_bytes(parameters: int, inner_steps: int, peers: int) -> float:
+    """What each of `peers` sends when a ring all-reduces float32 gradients after each of `inner_steps`:
+    2 (N-1)/N * 4 * parameters * H bytes a round.
+    """
+    return 2 * (peers - 1) / peers * _PARAMETER_BYTES * parameters * inner_steps
+
+
+def chosen_device(device: str) -> str:
+    """`auto` is an accelerator if there is one; raises `ValueError` for one that is not there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = device.partition(":")[0]
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise ValueError(f"device {device!r}: torch finds none on this machine; choose cpu, or auto")
+    return device

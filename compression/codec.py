@@ -282,6 +282,8 @@ def _series(codes: Integers, column: int, values: Values) -> tuple[Integers, int
 
 
 def _number_bits(numbers: Integers) -> list[BitArray]:
+    if not len(numbers):
+        return []
     width = _cheapest_parameter(numbers)
     widths = np.full(len(numbers), width, dtype=np.int64)
     header = field_bits(np.array([width]), np.array([_PARAMETER_BITS]))
@@ -311,6 +313,8 @@ def _read_scales(reader: BitReader, rows: list[int], values: Values) -> list[Ten
 
 
 def _read_numbers(reader: BitReader, count: int) -> Integers:
+    if not count:
+        return np.zeros(0, dtype=np.int64)
     width = reader.field(_PARAMETER_BITS, "scales")
     numbers = reader.fields(np.full(count, width, dtype=np.int64), "scales")
     numbers += reader.unary(count, "scales") << width

@@ -195,7 +195,7 @@ def test_the_bytes_are_what_the_wire_expects() -> None:
     packet = chain.compress(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.5] * 2))
     assert packet.indices is not None
     assert packet.indices.tolist() == [1, 5, 9, 13]
-    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b5487da050"
+    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b54fda50"
 
 
 widths = st.lists(st.tuples(st.integers(0, 2**20 - 1), st.integers(0, 20)), max_size=50)

@@ -41,6 +41,6 @@ def command(
             initial_peers=initial_peers,
             json_events=json_events,
         )
-        from peer.run import run_bootstrap
+        from peer.bootstrap import run_bootstrap
 
         run_bootstrap(options)

@@ -6,17 +6,28 @@ from pathlib import Path
 
 import click
 
-from cli.arguments import Command, ExistingPath, listening_options, peer_options
+from cli.arguments import Command, ExistingPath, Finite, initial_peers_option, listening_options, peer_options
 from cli.folder import claimed
 from peer.options import PeerOptions
 
 
 @click.command(cls=Command, name="start", short_help="Begin a run that others can join.")
 @click.argument("spec_file", metavar="RUN.toml", type=ExistingPath())
+@initial_peers_option(required=False, help="Entry points of the swarm, if there are some already. Others join anyway.")
+@click.option(
+    "--linger",
+    "linger_seconds",
+    type=Finite(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Stay at least so long after the run's goal, for peers that are late.",
+)
 @listening_options
 @peer_options
 def command(
     spec_file: Path,
+    initial_peers: tuple[str, ...],
+    linger_seconds: float,
     host: str,
     port: int,
     announce: tuple[str, ...],
@@ -40,6 +51,8 @@ def command(
         options = PeerOptions(
             folder=claimed_folder,
             spec_file=spec_file,
+            initial_peers=initial_peers,
+            linger_seconds=linger_seconds,
             host=host,
             port=port,
             announce=announce,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
 from peer.build import dense_bytes
+from peer.lines import emit, say
 from peer.reports import Left, Note, Report, RoundDone, Validated, as_json
 
 LINE_SECONDS_MIN = 2.0
@@ -83,16 +82,3 @@ class Console:
         if not sent or not dense:
             return ""
         return f", sent {sent / 1e6:.2f} MB ({dense / sent:.0f} times less than dense)"
-
-
-def emit(event: dict[str, object]) -> None:
-    """One JSON object on a line of its own."""
-    print(json.dumps(event), flush=True)
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -17,3 +17,7 @@ class RunNotFound(Exception):
 
 class TrainingFailed(Exception):
     """The training ended without its goal: it diverged for good, or time was up before the rounds were."""
+
+
+class TwinFound(TrainingFailed):
+    """Another process takes part with the same identity."""

@@ -16,7 +16,7 @@ from averaging.record import FINGERPRINT_BYTES, Hash, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID
 from peer.learner import Learner
-from peer.reports import Left, Note, Report, RoundDone, Validated
+from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
 from peer.worker import Worker
 
 
@@ -115,6 +115,7 @@ class PeerLoop:
             self.train_loss = trained.loss
             self.tokens_processed += trained.tokens
             self._pending_tokens += trained.tokens
+            self._report(Trained(self._applied.round, self.tokens_processed, trained.loss))
             await self._follow()
             if not self._is_done:
                 await self._contribute()

@@ -20,12 +20,12 @@ from dht.facts import MemberFact, RunFact, SpecFact
 from dht.membership import Announcement, Membership, MembershipConfig, open_membership
 from network.identity import Signer
 from network.seam import Network, PeerID
+from peer.errors import TwinFound
 from peer.learner import Learner
 from peer.loop import LoopConfig, PeerLoop, replay
 from peer.reports import Report
+from peer.version import VERSION
 from peer.worker import Worker
-
-VERSION = "0.1.0"
 
 
 @final
@@ -55,10 +55,6 @@ class MemberConfig:
     snapshots: SnapshotConfig
     membership: MembershipConfig
     name: str = ""
-
-
-class TwinFound(Exception):
-    """Another process takes part with the same identity."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""What a caller decides about one peer: the options of `peer.run.run_peer` and `peer.run.run_bootstrap`.
+"""What a caller decides about one peer: the options of `peer.run.run_peer` and `peer.bootstrap.run_bootstrap`.
 
 Both functions return when their work is done, raise `KeyboardInterrupt` after a clean leave on SIGINT or SIGTERM, and
 else raise what `peer.errors` names, or `ValueError` for an option that cannot be.

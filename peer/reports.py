@@ -12,6 +12,16 @@ from network.seam import PeerID
 
 @final
 @dataclass(frozen=True, slots=True)
+class Trained:
+    """Inner steps are done; said before anything of them is offered, so that what was merged was always reported."""
+
+    round: int
+    tokens_processed: int
+    loss: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class RoundDone:
     """A round was committed and applied here; `tokens` are all merged so far by the swarm."""
 
@@ -52,7 +62,7 @@ class Left:
     tokens_pending: int
 
 
-Report = RoundDone | Validated | Note | Left
+Report = Trained | RoundDone | Validated | Note | Left
 
 
 def as_json(report: Report) -> dict[str, object]:

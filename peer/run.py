@@ -6,43 +6,37 @@ import json
 import logging
 import os
 import random
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
-from averaging.journal import DamagedJournal
 from averaging.storage import FileStorage
 from dht.facts import RunFact, SpecFact
-from dht.hivemind_directory import DirectoryUnavailable, HivemindDirectory, HivemindDirectoryConfig, open_directory
+from dht.hivemind_directory import HivemindDirectory
 from dht.membership import MembershipConfig
 from dht.record import InvalidRecord
 from dht.runs import FoundRun, SpecNotFound, fetch_spec, find_runs
-from dht.validator import SignedRecordValidator
-from network.daemon import DaemonConfig, HivemindNetwork, NetworkStartError, open_network
-from network.daemon_process import is_loopback
-from network.identity import Identity, load_or_create
+from network.identity import load_or_create
 from network.seam import PeerID
 from network.traffic import TrafficMeter
 from peer.build import Built, build
-from peer.console import Console, Sent, emit, say
-from peer.errors import NetworkFailed, RunNotFound, TrainingFailed
+from peer.console import Console, Sent
+from peer.errors import RunNotFound
+from peer.lines import emit, say_or_emit
 from peer.loop import LoopConfig
-from peer.member import Member, MemberConfig, Parts, TwinFound, run_member
-from peer.options import BootstrapOptions, PeerOptions
+from peer.member import Member, MemberConfig, Parts, run_member
+from peer.options import PeerOptions
 from peer.spec import RunSpec, load_spec, spec_of
 from peer.worker import ThreadWorker
+from peer.world import IDENTITY_FILE, World, open_world, print_join_line, run_to_the_end, watch_signals
 
 log = logging.getLogger(__name__)
 
-IDENTITY_FILE = "identity.key"
 PEERS_FILE = "peers.json"
 RUN_FILE = "run"
 REMEMBERED_PEERS_MAX = 50
@@ -53,34 +47,7 @@ FIND_SECONDS_MAX = 60.0
 
 def run_peer(options: PeerOptions) -> None:
     """See `peer.options`. Returns at the goal; raises `KeyboardInterrupt` after a clean leave."""
-    _run(_Peer(options).run)
-
-
-def run_bootstrap(options: BootstrapOptions) -> None:
-    """Keeps an entry point up until it is told to stop."""
-    _run(_Bootstrap(options).run)
-
-
-def _run(main: Callable[[], Awaitable[None]]) -> None:
-    try:
-        anyio.run(main, backend="asyncio", backend_options={"use_uvloop": True})
-    except BaseException as error:
-        cause = _plainest(error)
-        if cause is error:
-            raise
-        raise cause from error
-
-
-def _plainest(error: BaseException) -> BaseException:
-    """The first cause inside nested groups, translated."""
-    inner = getattr(error, "exceptions", None)
-    if inner:
-        return _plainest(inner[0])
-    if isinstance(error, (NetworkStartError, DirectoryUnavailable)):
-        return NetworkFailed(str(error))
-    if isinstance(error, (DamagedJournal, TwinFound)):
-        return TrainingFailed(str(error))
-    return error
+    run_to_the_end(_Peer(options).run)
 
 
 @final
@@ -101,10 +68,10 @@ class _Peer:
                 "no peer of the swarm is known yet: name one with --initial-peers (a running peer prints the line)"
             )
         async with anyio.create_task_group() as tasks:
-            await tasks.start(_watch_signals, self._leave)
-            async with _open_world(self._identity, options, entries) as world:
+            await tasks.start(watch_signals, self._leave)
+            async with open_world(options, entries) as world:
                 spec, fact = await self._specification(world)
-                _print_join_line(options.json_events, await world.network.addresses(), spec.run.name)
+                print_join_line(options.json_events, await world.network.addresses(), spec.run.name)
                 built = await anyio.to_thread.run_sync(self._build, spec)
                 await self._take_part(world, spec, fact, built, tasks)
             tasks.cancel_scope.cancel()
@@ -121,7 +88,7 @@ class _Peer:
     def _build(self, spec: RunSpec) -> Built:
         return build(spec, self._identity.peer_id, data=self._options.data, device=self._options.device)
 
-    async def _specification(self, world: _World) -> tuple[RunSpec, SpecFact]:
+    async def _specification(self, world: World) -> tuple[RunSpec, SpecFact]:
         """From the file that starts the run, from the swarm, or, where nobody answers, from the peer's own folder."""
         options = self._options
         if options.spec_file is not None:
@@ -142,7 +109,7 @@ class _Peer:
         draft.replace(kept)
         return spec_of(fact), fact
 
-    async def _take_part(self, world: _World, spec: RunSpec, fact: SpecFact, built: Built, tasks: TaskGroup) -> None:
+    async def _take_part(self, world: World, spec: RunSpec, fact: SpecFact, built: Built, tasks: TaskGroup) -> None:
         options, network = self._options, world.network
         meter = TrafficMeter(network.process_id)
         storage = FileStorage(options.folder / "runs" / spec.run_id[:16])
@@ -205,7 +172,7 @@ def _loop_config(spec: RunSpec, options: PeerOptions) -> LoopConfig:
     return replace(config, linger_seconds_min=options.linger_seconds, linger_seconds_max=longest)
 
 
-def _ready(world: _World, spec: RunSpec, built: Built) -> dict[str, object]:
+def _ready(world: World, spec: RunSpec, built: Built) -> dict[str, object]:
     return {
         "event": "Ready",
         "peer_id": world.network.peer_id,
@@ -215,60 +182,6 @@ def _ready(world: _World, spec: RunSpec, built: Built) -> dict[str, object]:
         "inner_steps": built.method.inner_steps,
         "daemon": world.network.process_id,
     }
-
-
-@final
-class _Bootstrap:
-    """An entry point: network and directory, nothing else."""
-
-    def __init__(self, options: BootstrapOptions) -> None:
-        self._options = options
-        self._identity = load_or_create(options.folder / IDENTITY_FILE)
-        self._stop = anyio.Event()
-
-    async def run(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(_watch_signals, self._stop.set)
-            async with _open_world(self._identity, self._options, self._options.initial_peers) as world:
-                _print_join_line(self._options.json_events, await world.network.addresses(), None)
-                await self._stop.wait()
-            tasks.cancel_scope.cancel()
-        raise KeyboardInterrupt
-
-
-# What both are made of.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _World:
-    network: HivemindNetwork
-    directory: HivemindDirectory
-
-
-@asynccontextmanager
-async def _open_world(
-    identity: Identity, options: PeerOptions | BootstrapOptions, entries: tuple[str, ...]
-) -> AsyncIterator[_World]:
-    """The daemon and the DHT node, joined to the swarm if any of `entries` answers."""
-    listen = f"/ip{'6' if ':' in options.host else '4'}/{options.host}/tcp/{options.port}"
-    daemon = DaemonConfig(announce=options.announce, map_nat_port=not is_loopback(listen))
-    # A peer that comes back may find nobody: it then waits for others to find it.
-    alone_is_fine = isinstance(options, BootstrapOptions) or options.spec_file is not None
-    directory_config = HivemindDirectoryConfig(must_join=not alone_is_fine)
-    async with (
-        open_network(options.folder / IDENTITY_FILE, listen, entries, daemon) as network,
-        open_directory(
-            network.p2p, entries, validator=SignedRecordValidator(time.time), config=directory_config
-        ) as directory,
-    ):
-        assert network.peer_id == identity.peer_id
-
-        async def rejoin() -> None:
-            await directory.restart(network.p2p)
-
-        network.on_restart(rejoin)
-        yield _World(network, directory)
 
 
 async def _find_run(directory: HivemindDirectory, wanted: str | None) -> FoundRun:
@@ -297,18 +210,6 @@ def _remembered_spec(path: Path) -> SpecFact | None:
         return None
 
 
-async def _watch_signals(leave: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
-    """The first SIGINT or SIGTERM leaves cleanly, the second ends the process at once (the daemon follows)."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        count = 0
-        async for _ in signals:
-            count += 1
-            if count > 1:
-                os._exit(130)
-            leave()
-
-
 async def _remember(member: Member, folder: Path) -> None:
     """Keeps addresses of other members, so that a restart needs no entry point."""
     while True:
@@ -328,24 +229,3 @@ def remembered_peers(folder: Path) -> tuple[str, ...]:
         return tuple(str(addresses[0]) for addresses in peers if addresses)
     except (OSError, ValueError, TypeError, KeyError):
         return ()
-
-
-def _print_join_line(as_json: bool, addresses: list[str], run: str | None) -> None:
-    if as_json:
-        emit({"event": "Listening", "addresses": addresses, "run": run})
-        return
-    if run is not None:
-        say(f"run {run}")
-    if not addresses:
-        say("nobody can dial this peer from outside; it takes part by dialling others")
-        return
-    say(f"to join from another machine:\n  bin/peer join --initial-peers {addresses[0]}")
-    if is_loopback(addresses[0]):
-        say("  (this address works on this machine only; listen with --host 0.0.0.0 for others)")
-
-
-def say_or_emit(as_json: bool, text: str) -> None:
-    if as_json:
-        emit({"event": "Note", "text": text})
-    else:
-        say(text)

@@ -89,7 +89,8 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Recorder]]:
     for name, functions in {
         "simulator.local": {"run_local_swarm": "local"},
         "simulator.virtual": {"run_virtual_swarm": "virtual"},
-        "peer.run": {"run_peer": "peer", "run_bootstrap": "bootstrap"},
+        "peer.run": {"run_peer": "peer"},
+        "peer.bootstrap": {"run_bootstrap": "bootstrap"},
     }.items():
         module = ModuleType(name)
         for function, recorder in functions.items():

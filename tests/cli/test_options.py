@@ -78,7 +78,7 @@ class Recorder:
         self.calls: list[Any] = []
         self.result = result
 
-    def __call__(self, options: object) -> object:
+    def __call__(self, options: object, *_: object) -> object:
         self.calls.append(options)
         return self.result
 
@@ -102,6 +102,7 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Recorder]]:
 def test_simulate_without_options_takes_the_defaults(run: Run, swarm: dict[str, Recorder]) -> None:
     assert run("simulate", "--rounds", "5").code == 0
     assert swarm["local"].calls == [SimulateOptions(rounds=5)]
+    assert swarm["virtual"].calls == []
 
 
 def test_every_option_of_simulate_arrives(run: Run, swarm: dict[str, Recorder], tmp_path: Path) -> None:

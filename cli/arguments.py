@@ -127,6 +127,14 @@ def peer_options(function: _Function) -> _Function:
                 help="What others see beside your peer id. Default: nothing.",
             ),
             click.option(
+                "--linger",
+                "linger_seconds",
+                type=Finite(min=0),
+                default=0.0,
+                metavar="SECONDS",
+                help="Stay at least so long after the run's goal, for peers that are late.",
+            ),
+            click.option(
                 "--json-events", is_flag=True, help="Print one JSON object a line on stdout, for programs, not people."
             ),
         )

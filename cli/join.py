@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.arguments import Command, Finite, initial_peers_option, listening_options, peer_options
+from cli.arguments import Command, initial_peers_option, listening_options, peer_options
 from cli.folder import claimed
 from peer.options import PeerOptions
 
@@ -24,21 +24,12 @@ from peer.options import PeerOptions
     metavar="N",
     help="Leave after N committed rounds. Default: stay until the run ends, or Ctrl+C.",
 )
-@click.option(
-    "--linger",
-    "linger_seconds",
-    type=Finite(min=0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Stay at least so long after the run's goal, for peers that are late.",
-)
 @listening_options
 @peer_options
 def command(
     initial_peers: tuple[str, ...],
     run: str | None,
     rounds_max: int | None,
-    linger_seconds: float,
     host: str,
     port: int,
     announce: tuple[str, ...],
@@ -46,6 +37,7 @@ def command(
     data: tuple[Path, ...],
     device: str,
     name: str,
+    linger_seconds: float,
     json_events: bool,
 ) -> None:
     """Join a swarm: fetch its model, train, and share what was learned. The swarm says what to train and how.

@@ -107,13 +107,16 @@ def command(*, settings: tuple[tuple[str, str], ...], virtual: bool, json_file: 
 
 def simulated(options: SimulateOptions, *, virtual: bool) -> Summary:
     # Only now: what these import takes seconds.
-    if virtual:
-        from simulator.virtual import run_virtual_swarm
+    from cli.progress import shown
 
-        return run_virtual_swarm(options)
-    from simulator.local import run_local_swarm
+    with shown() as show:
+        if virtual:
+            from simulator.virtual import run_virtual_swarm
 
-    return run_local_swarm(options)
+            return run_virtual_swarm(options, show)
+        from simulator.local import run_local_swarm
+
+        return run_local_swarm(options, show)
 
 
 def write_json(summary: Summary, file: Path) -> None:

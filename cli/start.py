@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.arguments import Command, ExistingPath, Finite, initial_peers_option, listening_options, peer_options
+from cli.arguments import Command, ExistingPath, initial_peers_option, listening_options, peer_options
 from cli.folder import claimed
 from peer.options import PeerOptions
 
@@ -14,20 +14,11 @@ from peer.options import PeerOptions
 @click.command(cls=Command, name="start", short_help="Begin a run that others can join.")
 @click.argument("spec_file", metavar="RUN.toml", type=ExistingPath())
 @initial_peers_option(required=False, help="Entry points of the swarm, if there are some already. Others join anyway.")
-@click.option(
-    "--linger",
-    "linger_seconds",
-    type=Finite(min=0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Stay at least so long after the run's goal, for peers that are late.",
-)
 @listening_options
 @peer_options
 def command(
     spec_file: Path,
     initial_peers: tuple[str, ...],
-    linger_seconds: float,
     host: str,
     port: int,
     announce: tuple[str, ...],
@@ -35,6 +26,7 @@ def command(
     data: tuple[Path, ...],
     device: str,
     name: str,
+    linger_seconds: float,
     json_events: bool,
 ) -> None:
     """Start the run that RUN.toml describes, train in it, and print the line with which others join.

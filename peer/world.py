@@ -18,6 +18,7 @@ from dht.hivemind_directory import DirectoryUnavailable, HivemindDirectory, Hive
 from dht.validator import SignedRecordValidator
 from network.daemon import DaemonConfig, HivemindNetwork, NetworkStartError, open_network
 from network.daemon_process import is_loopback
+from network.identity import load_or_create
 from peer.errors import NetworkFailed, TrainingFailed, TwinFound
 from peer.lines import emit, say
 from peer.options import BootstrapOptions, PeerOptions
@@ -42,6 +43,7 @@ async def open_world(options: PeerOptions | BootstrapOptions, entries: tuple[str
     # A peer that comes back may find nobody: it then waits for others to find it.
     alone_is_fine = isinstance(options, BootstrapOptions) or options.spec_file is not None
     directory_config = HivemindDirectoryConfig(must_join=not alone_is_fine)
+    load_or_create(options.folder / IDENTITY_FILE)
     async with (
         open_network(options.folder / IDENTITY_FILE, listen, entries, daemon) as network,
         open_directory(

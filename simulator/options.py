@@ -21,8 +21,8 @@ class SimulateOptions:
     """
 
     peers: int = 4
-    rounds: int = 10
-    preset: str = "muloco"
+    rounds: int = 60
+    preset: str = "distro"
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """Method settings that differ from the preset's."""
     model: str = "gpt-nano"

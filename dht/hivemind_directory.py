@@ -62,8 +62,9 @@ class HivemindDirectoryConfig:
 
     num_replicas: int = 5
     """The nodes nearest to a key that are asked to keep a value."""
-    search_nodes: int = 10
-    """A `get` ends when this many nodes nearest to the key have answered or failed; their answers are merged."""
+    search_nodes: int = 6
+    """A `get` ends when this many nodes nearest to the key have answered or failed; their answers are merged. Each
+    answer carries all that is stored under the key, in a `store` too: it is what a large swarm pays for."""
     search_workers: int = 5
     """Nodes asked at the same time: a few frozen ones then cost one wait, not one each."""
     rpc_seconds_max: float = 2.0

@@ -6,15 +6,15 @@ docs/PROTOCOL.md states the rules (R1 to R7). The caller must make `Actions.entr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import final
 
 from averaging import journal
 from averaging.catch_up import CatchUp
+from averaging.config import EngineConfig
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
 from averaging.fetcher import Fetcher
-from averaging.instance import Instance, Proposal, Vote
+from averaging.instance import Instance, Vote
 from averaging.messages import (
     Accepted,
     Get,
@@ -28,77 +28,19 @@ from averaging.messages import (
     Promise,
     Propose,
 )
-from averaging.record import Ballot, Certificate, Hash, Malformed, Record, acceptance_message
-from averaging.round_clock import Alive, RoundClock
-from averaging.timing import Timing, TimingConfig
+from averaging.outbox import Actions, Commit, Link, Outbox
+from averaging.record import Certificate, Hash, Malformed, Record
+from averaging.round_clock import RoundClock
+from averaging.timing import Timing
+from averaging.voting import Voting
 from network.identity import Signer
 from network.seam import PeerID
 
 EARLY_OFFERS_MAX = 64
 RECENT_ROUNDS = 4
 """Who contributed to none of so many rounds is no longer waited for."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Limits and the group's sizes."""
-
-    payload_bytes_max: int
-    weight_max: int
-    snapshot_bytes: int
-    """About what a snapshot weighs: a gap whose contributions weigh more is jumped."""
-    start_peers: int = 1
-    """Offers that the first round waits for."""
-    min_peers: int = 1
-    """Contributions that any round needs."""
-    timing: TimingConfig = field(default_factory=TimingConfig)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One committed round; `contributions` are in the order of the record's members."""
-
-    record: Record
-    contributions: tuple[Contribution, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """What a peer sent was refused, and why."""
-
-    peer: PeerID
-    reason: str
-
-
-@final
-@dataclass(slots=True)
-class Actions:
-    """What the caller must do, in this order: make durable, send, apply, report."""
-
-    entries: list[bytes] = field(default_factory=list)
-    lazy: list[bytes] = field(default_factory=list)
-    """Entries that may be written with the next durable write."""
-    log: list[bytes] = field(default_factory=list)
-    """Committed records, written after all other entries of the same write, so that none outlives its contributions."""
-    sends: list[tuple[PeerID, Message]] = field(default_factory=list)
-    commits: list[Commit] = field(default_factory=list)
-    refusals: list[Refused] = field(default_factory=list)
-    wants_snapshot: bool = False
-    diverged: bool = False
-    """A quorum's fingerprint differs from this peer's: its state must be fetched anew."""
-
-
-@final
-@dataclass(slots=True)
-class Link:
-    """What is known of one linked peer."""
-
-    heard: float
-    sent: float
-    leaving: bool = False
+REPLAY_AHEAD = 8
+"""Of a gap, the contributions of so many rounds are fetched at a time."""
 
 
 @final
@@ -121,19 +63,17 @@ class Engine:
         self.config = config
         self.chain = restored.chain
         self.nonce = nonce
-        self._check_payload = check
         self.timing = Timing()
-        self.leaving = False
-        self.links: dict[PeerID, Link] = {}
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
+        self._outbox = Outbox(self.me, config.timing.silence_seconds)
+        self._check_payload = check
         self._fetcher = Fetcher()
-        self._actions = Actions()
         self._early: dict[PeerID, Contribution] = {}
-        self._told: set[tuple[PeerID, Hash]] = set()
-        self._begin(now, restored.vote)
+        self._told: dict[PeerID, Hash] = {}
+        self._voting = self._begin(now, {}, restored.vote)
         for contribution in restored.undecided:
             self.instance.held[contribution.digest] = contribution
-            self._durable.add(contribution.digest)
+            self._voting.durable.add(contribution.digest)
 
     # What the caller asks.
 
@@ -141,38 +81,32 @@ class Engine:
     def head(self) -> Record:
         return self.chain.head
 
-    def alive(self, peer: PeerID, now: float) -> bool:
-        if peer == self.me:
-            return not self.leaving
-        link = self.links.get(peer)
-        return link is not None and not link.leaving and now - link.heard <= self.config.timing.silence_seconds
+    @property
+    def instance(self) -> Instance:
+        """The round in the air."""
+        return self._voting.instance
+
+    @property
+    def links(self) -> dict[PeerID, Link]:
+        return self._outbox.links
 
     def situation(self, now: float) -> str:
         """One sentence on why the round in the air is not committed yet."""
-        head = self.head
-        heard = sum(self.alive(p, now) for p in head.voters)
-        offered = len(self.instance.usable())
-        about = f"round {head.round + 1}, {now - self._clock.began:.0f} s old"
-        if not head.is_quorum({p for p in head.voters if self.alive(p, now)}):
-            return f"{about}: waiting for voters; {heard} of {len(head.voters)} are heard and that is no quorum"
+        about = f"round {self.head.round + 1}, {now - self._voting.clock.began:.0f} s old"
         if self.catch_up.pending:
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
-        if self._clock.started is None:
-            return f"{about}: waiting for contributions; {offered} offered, {self._needed} needed, {heard} voters heard"
-        proposed = "a proposal is in the air" if self._clock.proposed is not None else "the group is open"
-        return f"{about}: {offered} contributions, {heard} of {len(head.voters)} voters heard, {proposed}"
+        return f"{about}: {self._voting.situation(now)}"
 
     def drain(self) -> Actions:
-        actions, self._actions = self._actions, Actions()
+        actions = self._outbox.drain()
         actions.wants_snapshot = self.catch_up.wants_snapshot
         return actions
 
     def next_wake(self, now: float) -> float:
         """When `tick` has something to do, if nothing else happens before."""
         times = [
+            *self._voting.wake_at(self.timing, now),
             self._fetcher.next_due,
-            self._close_at(now) if self.instance.may_propose_at_zero(self.me) else None,
-            self._take_over_at(now),
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
             min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
         ]
@@ -183,25 +117,25 @@ class Engine:
     def connected(self, peer: PeerID, now: float) -> None:
         """A link to `peer` can be written to (again): it hears where this peer stands and what it offered."""
         self.links[peer] = Link(heard=now, sent=now)
-        self._told = {(p, h) for p, h in self._told if p != peer}
-        self._send(peer, Head(self.head.hash, self.head.round, self.nonce, self.leaving), now)
+        self._told.pop(peer, None)
+        self._outbox.send(peer, self._own_head(), now)
         own = self.instance.offers.get(self.me)
         if own is not None:
-            self._send(peer, Offer(own.encoded), now)
+            self._outbox.send(peer, Offer(own.encoded), now)
 
     def disconnected(self, peer: PeerID) -> None:
         self.links.pop(peer, None)
         self.catch_up.lost(peer)
-        self._clock.freed.pop(peer, None)
+        self._voting.clock.freed.pop(peer, None)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
         assert self.instance.base is not None
-        willing = willing and not self.leaving
+        willing = willing and not self._outbox.leaving
         mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
         if self.instance.hold(mine):
             self._observe_offer(mine, now)
-            self._broadcast(Offer(mine.encoded), now)
+            self._outbox.broadcast(Offer(mine.encoded), now)
             self._progress(now)
         return mine
 
@@ -209,13 +143,12 @@ class Engine:
         """This peer's state after the record `head` has the fingerprint `base`."""
         if head == self.head.hash:
             self.instance.base = base
-            self._observe_clock(now)
             self._progress(now)
 
     def leave(self, now: float) -> None:
         """From now on this peer offers no vote, and says so; it still answers."""
-        self.leaving = True
-        self._broadcast(Head(self.head.hash, self.head.round, self.nonce, True), now)
+        self._outbox.leaving = True
+        self._outbox.broadcast(self._own_head(), now)
 
     def adopt(self, head: Hash, now: float) -> bool:
         """The state at `head`, in the verified gap, was fetched: go on from there. False: there is no such gap."""
@@ -230,9 +163,9 @@ class Engine:
             return
         link.heard = now
         try:
-            _HANDLERS[type(message)](self, peer, message, now)
+            self._handle(peer, message, now)
         except Malformed as error:
-            self._refuse(peer, str(error))
+            self._outbox.refuse(peer, str(error))
 
     def tick(self, now: float) -> None:
         """Does what time alone demands."""
@@ -240,18 +173,43 @@ class Engine:
         for peer in sorted(self.links):
             # The same sum as in `next_wake`: a difference rounds otherwise, and the caller would spin.
             if self.links[peer].sent + timing.heartbeat_seconds <= now:
-                self._send(peer, Head(self.head.hash, self.head.round, self.nonce, self.leaving), now)
+                self._outbox.send(peer, self._own_head(), now)
         ask_at = self.catch_up.ask_at(self._patience, self._retry)
         if ask_at is not None and ask_at <= now:
-            self._send(self.catch_up.whom_to_ask(now), GetLog(self.catch_up.tip(self.head).hash), now)
+            self._outbox.send(self.catch_up.whom_to_ask(now), GetLog(self.catch_up.tip(self.head).hash), now)
         for peer, digests in self._fetcher.ask(now, self._retry, self.links.__contains__).items():
-            self._send(peer, Get(tuple(digests)), now)
-        take_over_at = self._take_over_at(now)
+            self._outbox.send(peer, Get(tuple(digests)), now)
+        take_over_at = self._voting.take_over_at(self.timing, now)
         if take_over_at is not None and take_over_at <= now:
-            self._prepare(now)
+            self._voting.take_over(now)
         self._progress(now)
 
-    # Handlers, one a message.
+    # Messages.
+
+    def _handle(self, peer: PeerID, message: Message, now: float) -> None:
+        voting = self._voting
+        if isinstance(message, Head):
+            self._on_head(peer, message, now)
+        elif isinstance(message, Offer):
+            self._on_offer(peer, message, now)
+        elif isinstance(message, Get):
+            self._on_get(peer, message, now)
+        elif isinstance(message, GetLog):
+            self._on_get_log(peer, message, now)
+        elif isinstance(message, Log):
+            self._on_log(peer, message, now)
+        elif self._is_current(peer, message.record.prev if isinstance(message, Propose) else message.prev, now):
+            if isinstance(message, Propose):
+                voting.on_propose(peer, message, now)
+            elif isinstance(message, Accepted):
+                voting.on_accepted(peer, message)
+            elif isinstance(message, Prepare):
+                voting.on_prepare(peer, message, now)
+            elif isinstance(message, Promise):
+                voting.on_promise(peer, message)
+            elif isinstance(message, Nack):
+                voting.on_nack(peer, message)
+            self._progress(now)
 
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
         self.links[peer].leaving = message.leaving
@@ -294,73 +252,20 @@ class Engine:
         for digest in message.digests:
             found = self.instance.held.get(digest) or self.chain.contribution(digest)
             if found is not None:
-                self._send(peer, Offer(found.encoded), now)
+                self._outbox.send(peer, Offer(found.encoded), now)
 
     def _on_get_log(self, peer: PeerID, message: GetLog, now: float) -> None:
         entries = self.chain.after(message.head)
         if entries:
-            self._send(peer, Log(message.head, self.head.round, tuple(entries)), now)
+            self._outbox.send(peer, Log(message.head, self.head.round, tuple(entries)), now)
         else:
-            self._send(peer, Head(self.head.hash, self.head.round, self.nonce, self.leaving), now)
+            self._outbox.send(peer, self._own_head(), now)
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
         flaw = self.catch_up.receive(peer, message, self.head)
         if flaw is not None:
-            self._refuse(peer, flaw)
+            self._outbox.refuse(peer, flaw)
         self._progress(now)
-
-    def _on_propose(self, peer: PeerID, message: Propose, now: float) -> None:
-        record = message.record
-        if not self._is_current(peer, record.prev, now):
-            return
-        flaw = self.instance.flaw(record)
-        if flaw is not None or message.ballot.owner != peer:
-            self._refuse(peer, f"proposal refused: {flaw or 'its ballot is not its own'}")
-            return
-        if not self.instance.learn(record):
-            return
-        self._count_acceptance(peer, message.ballot, record.hash, message.signature)
-        self._clock.ballot_seen = now
-        waiting = self.instance.proposal
-        if waiting is None or message.ballot > waiting.ballot:
-            self.instance.proposal = Proposal(message.ballot, record, message.carried, peer)
-        self._clock.proposed = self._clock.proposed or now
-        self._progress(now)
-
-    def _on_accepted(self, peer: PeerID, message: Accepted, now: float) -> None:
-        if self._is_current(peer, message.prev, now):
-            self._count_acceptance(peer, message.ballot, message.record, message.signature)
-            self._progress(now)
-
-    def _on_prepare(self, peer: PeerID, message: Prepare, now: float) -> None:
-        if not self._is_current(peer, message.prev, now) or message.ballot.owner != peer:
-            return
-        if self.me not in self.head.voters or peer not in self.head.voters:
-            return
-        vote = self.instance.promise(message.ballot)
-        if vote is None:
-            self._send(peer, Nack(message.prev, self.instance.vote.promised, False), now)
-            return
-        self._keep(vote)
-        self._clock.ballot_seen = now
-        self._send(peer, Promise(message.prev, message.ballot, vote.accepted_ballot, vote.accepted), now)
-
-    def _on_promise(self, peer: PeerID, message: Promise, now: float) -> None:
-        instance = self.instance
-        if message.prev == self.head.hash and message.ballot == instance.ballot and peer in self.head.voters:
-            if message.accepted is not None and instance.flaw(message.accepted) is not None:
-                raise Malformed("promise: it carries a record that cannot follow the head")
-            instance.promises[peer] = message
-            self._progress(now)
-
-    def _on_nack(self, peer: PeerID, message: Nack, now: float) -> None:
-        if message.prev != self.head.hash:
-            return
-        self.instance.attempt_seen = max(self.instance.attempt_seen, message.promised.attempt)
-        if message.other_base:
-            self._other_base.add(peer)
-            if self.head.is_quorum(self._other_base):
-                self._actions.diverged = True
 
     def _is_current(self, peer: PeerID, prev: Hash, now: float) -> bool:
         """Whether a message is about the round in the air; else its sender is told, or asked, what was decided."""
@@ -372,18 +277,13 @@ class Engine:
             self.catch_up.notice(peer, self.head.round + 1, now)
         return False
 
-    def _count_acceptance(self, peer: PeerID, ballot: Ballot, record: Hash, signature: bytes) -> None:
-        message = acceptance_message(self.head.hash, ballot, record)
-        if peer in self.head.voters and self.signer.verify(peer, message, signature):
-            self.instance.accepted_by(peer, ballot, record, signature)
-
     # Progress: whatever the state allows, until nothing more is possible.
 
     def _progress(self, now: float) -> None:
         while self._commit_decided(now) or self._replay(now):
             pass
-        self._propose_if_due(now)
-        self._answer_proposal(now)
+        self._voting.start_clock(now)
+        self._voting.progress(self.timing, now)
         if self._commit_decided(now):
             self._progress(now)
 
@@ -413,7 +313,7 @@ class Engine:
         if entry is None:
             return False
         ahead: list[Hash] = []
-        for near in self.catch_up.pending[:8]:
+        for near in self.catch_up.pending[:REPLAY_AHEAD]:
             ahead += [m.digest for m in near.record.members if m.digest not in self.catch_up.held]
         held = self.instance.held
         lacking = [d for d in ahead if d not in held]
@@ -429,204 +329,77 @@ class Engine:
         self, record: Record, certificate: Certificate, contributions: list[Contribution] | None, now: float
     ) -> None:
         self.chain.append(record, certificate, contributions)
-        self._actions.log.append(journal.encode_commit(record, certificate))
+        self._outbox.actions.log.append(journal.encode_commit(record, certificate))
         if contributions is not None:
-            self._actions.lazy += [journal.encode_packet(c) for c in contributions if c.digest not in self._durable]
-            self._actions.commits.append(Commit(record, tuple(contributions)))
+            self._outbox.actions.lazy += [
+                journal.encode_packet(c) for c in contributions if c.digest not in self._voting.durable
+            ]
+            self._outbox.actions.commits.append(Commit(record, tuple(contributions)))
             if self.instance.base not in (None, record.base):
-                self._actions.diverged = True
-        clock = self._clock
+                self._outbox.actions.diverged = True
+        clock = self._voting.clock
         if clock.started is not None:
             decide = None if clock.proposed is None else now - clock.proposed
             self.timing = self.timing.committed(now - clock.began, decide)
         freed = {**clock.freed, **dict.fromkeys(self.instance.offers, now)}
         self.catch_up.applied(record)
-        self._begin(now)
-        self._clock.freed = freed
+        self._voting = self._begin(now, freed)
         for peer in sorted(self._early):
             if self._early[peer].prev == record.hash:
                 early = self._early.pop(peer)
                 try:
                     self._check(early)
                 except Malformed as error:
-                    self._refuse(peer, str(error))
+                    self._outbox.refuse(peer, str(error))
                     continue
                 if self.instance.hold(early):
                     self._observe_offer(early, now)
 
-    def _begin(self, now: float, vote: Vote | None = None) -> None:
+    def _begin(self, now: float, freed: dict[PeerID, float], vote: Vote | None = None) -> Voting:
         """A new round begins on the head; `vote` is what this peer said about it before it restarted."""
-        self.instance = Instance(self.head, vote or Vote())
-        self._fetcher.clear()
-        self._durable: set[Hash] = set()
-        self._other_base: set[PeerID] = set()
         recent = self.chain.records[-RECENT_ROUNDS:]
         contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(self.head.voters)
-        self._clock = RoundClock(now, contributors, ballot_seen=None if vote is None else now)
+        clock = RoundClock(now, contributors, freed=freed, ballot_seen=None if vote is None else now)
+        self._fetcher.clear()
+        return Voting(
+            self.head,
+            vote,
+            clock,
+            signer=self.signer,
+            outbox=self._outbox,
+            fetch=self._fetch,
+            config=self.config.timing,
+            needed=max(1, self.config.min_peers, self.config.start_peers if self.head.round == 0 else 1),
+        )
 
-    def _propose_if_due(self, now: float) -> None:
-        instance = self.instance
-        if instance.ballot is not None and instance.promised_quorum() and self._carry_on(now):
-            return
-        close_at = self._close_at(now)
-        if close_at is not None and close_at <= now and instance.may_propose_at_zero(self.me):
-            record = instance.fresh(self.me, 0, lambda p: self.alive(p, now))
-            self._propose(Ballot(0, self.me), record, False, now)
-
-    def _carry_on(self, now: float) -> bool:
-        """R5: with a quorum of promises, propose what may already be decided, else something fresh."""
-        instance = self.instance
-        ballot = instance.ballot
-        assert ballot is not None
-        record = instance.carried()
-        if record is not None:
-            missing = instance.missing(record)
-            if missing:
-                holders = [p for p, promise in instance.promises.items() if promise.accepted == record]
-                self._fetch(missing, record, holders, now, at_once=True)
-                return False
-        elif instance.base is None or len(instance.usable()) < self._needed:
-            return False
-        carried = record is not None
-        if record is None:
-            record = instance.fresh(self.me, ballot.attempt, lambda p: self.alive(p, now))
-        instance.ballot = None
-        if instance.may_accept(ballot):
-            self._propose(ballot, record, carried, now)
-        return True
-
-    def _propose(self, ballot: Ballot, record: Record, carried: bool, now: float) -> None:
-        self.instance.learn(record)
-        signature = self._accept(ballot, record)
-        self._clock.proposed = now
-        self._clock.ballot_seen = now
-        self._broadcast(Propose(ballot, record, carried, signature), now)
-
-    def _answer_proposal(self, now: float) -> None:
-        """R3: accept what this voter holds and may accept."""
-        instance, proposal = self.instance, self.instance.proposal
-        if proposal is None or self.me not in self.head.voters:
-            return
-        record = proposal.record
-        if not instance.may_accept(proposal.ballot):
-            instance.proposal = None
-            if proposal.ballot < instance.vote.promised:
-                self._send(proposal.proposer, Nack(record.prev, instance.vote.promised, False), now)
-            return
-        missing = instance.missing(record)
-        if missing:
-            self._fetch(missing, record, [proposal.proposer], now)
-            return
-        instance.proposal = None
-        flaw = instance.flaw(record)
-        if flaw is not None:
-            self._refuse(proposal.proposer, f"proposal refused: {flaw}")
-        elif not proposal.carried and instance.base not in (None, record.base):
-            self._send(proposal.proposer, Nack(record.prev, instance.vote.promised, True), now)
-        else:
-            signature = self._accept(proposal.ballot, record)
-            self._broadcast(Accepted(record.prev, proposal.ballot, record.hash, signature), now)
-
-    def _accept(self, ballot: Ballot, record: Record) -> bytes:
-        self._keep(self.instance.accept(ballot, record), [self.instance.held[m.digest] for m in record.members])
-        signature = self.signer.sign(acceptance_message(record.prev, ballot, record.hash))
-        self.instance.accepted_by(self.me, ballot, record.hash, signature)
-        return signature
-
-    def _keep(self, vote: Vote, contributions: Sequence[Contribution] = ()) -> None:
-        """Makes a vote durable, together with the contributions that an acceptance says this peer can serve."""
-        self.instance.vote = vote
-        for contribution in contributions:
-            if contribution.digest not in self._durable:
-                self._durable.add(contribution.digest)
-                self._actions.entries.append(journal.encode_packet(contribution))
-        self._actions.entries.append(journal.encode_vote(self.head.hash, vote))
-
-    def _prepare(self, now: float) -> None:
-        """R4: this voter takes a ballot above all it has seen and asks what was accepted."""
-        instance = self.instance
-        self._clock.attempts += 1
-        ballot = Ballot(instance.attempt_seen + 1, self.me)
-        vote = instance.promise(ballot)
-        assert vote is not None
-        self._keep(vote)
-        instance.ballot = ballot
-        instance.promises = {self.me: Promise(self.head.hash, ballot, vote.accepted_ballot, vote.accepted)}
-        self._clock.ballot_seen = now
-        self._broadcast(Prepare(self.head.hash, ballot), now)
-
-    # Time.
-
-    @property
-    def _needed(self) -> int:
-        return max(1, self.config.min_peers, self.config.start_peers if self.head.round == 0 else 1)
+    def _observe_offer(self, contribution: Contribution, now: float) -> None:
+        freed = self._voting.clock.freed.pop(contribution.owner, None)
+        if freed is not None:
+            self.timing = self.timing.cycled(contribution.owner, now - freed)
 
     @property
     def _patience(self) -> float:
+        """What is pushed anyway gets this long to arrive before it is asked for."""
         return max(self.config.timing.delay_seconds_min, 2 * self.timing.decide.mean)
 
     @property
     def _retry(self) -> float:
         return max(8 * self.config.timing.delay_seconds_min, 4 * self.timing.decide.high)
 
-    def _alive_at(self, now: float) -> Alive:
-        return lambda peer: self.alive(peer, now)
-
-    def _observe_offer(self, contribution: Contribution, now: float) -> None:
-        freed = self._clock.freed.pop(contribution.owner, None)
-        if freed is not None:
-            self.timing = self.timing.cycled(contribution.owner, now - freed)
-        self._observe_clock(now)
-
-    def _observe_clock(self, now: float) -> None:
-        self._clock.start_if_enough(now, self.instance, self._needed, self._alive_at(now))
-
-    def _close_at(self, now: float) -> float | None:
-        return self._clock.close_at(self.instance, self.timing, self.config.timing, self._alive_at(now))
-
-    def _take_over_at(self, now: float) -> float | None:
-        return self._clock.take_over_at(self.me, self.instance, self.timing, self.config.timing, self._alive_at(now))
-
-    # Saying.
-
     def _fetch(
-        self, digests: list[Hash], record: Record, sources: list[PeerID], now: float, *, at_once: bool = False
+        self, digests: list[Hash], record: Record, sources: list[PeerID], now: float, at_once: bool = False
     ) -> None:
         owners = [m.peer for m in record.members]
         others = [p for p in [*sources, *owners] if p != self.me]
         self._fetcher.need(digests, others, now if at_once else now + self._patience)
 
+    def _own_head(self) -> Head:
+        return Head(self.head.hash, self.head.round, self.nonce, self._outbox.leaving)
+
     def _tell(self, peer: PeerID, prev: Hash, now: float) -> None:
         """Tells a peer that speaks of a decided round what followed, once a link."""
-        if (peer, prev) not in self._told:
-            self._told = {(p, h) for p, h in self._told if p != peer} | {(peer, prev)}
+        if self._told.get(peer) != prev:
+            self._told[peer] = prev
             entries = self.chain.after(prev, limit=1)
             if entries:
-                self._send(peer, Log(prev, self.head.round, tuple(entries)), now)
-
-    def _refuse(self, peer: PeerID, reason: str) -> None:
-        self._actions.refusals.append(Refused(peer, reason))
-
-    def _broadcast(self, message: Message, now: float) -> None:
-        for peer in sorted(self.links):
-            self._send(peer, message, now)
-
-    def _send(self, peer: PeerID, message: Message, now: float) -> None:
-        link = self.links.get(peer)
-        if link is not None:
-            link.sent = now
-            self._actions.sends.append((peer, message))
-
-
-_HANDLERS: dict[type, Callable[..., None]] = {
-    Head: Engine._on_head,
-    Offer: Engine._on_offer,
-    Get: Engine._on_get,
-    GetLog: Engine._on_get_log,
-    Log: Engine._on_log,
-    Propose: Engine._on_propose,
-    Accepted: Engine._on_accepted,
-    Prepare: Engine._on_prepare,
-    Promise: Engine._on_promise,
-    Nack: Engine._on_nack,
-}
+                self._outbox.send(peer, Log(prev, self.head.round, tuple(entries)), now)

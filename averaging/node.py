@@ -16,10 +16,12 @@ import anyio
 
 from averaging import journal
 from averaging.chain import Chain
+from averaging.config import EngineConfig
 from averaging.contribution import Contribution
-from averaging.engine import Actions, Commit, Engine, EngineConfig
+from averaging.engine import Engine
 from averaging.links import Links, LinksConfig
 from averaging.messages import Message, Offer, encode_message, parse_message
+from averaging.outbox import Actions, Commit
 from averaging.record import Hash, Malformed, Record
 from averaging.storage import Storage
 from network.identity import Signer

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from typing import final
 
 import anyio
 
+from dht.entry_point import follow_swarm
 from peer.lines import emit
 from peer.options import BootstrapOptions
 from peer.world import open_world, print_join_line, run_to_the_end, watch_signals
@@ -31,6 +35,8 @@ class _Bootstrap:
             await tasks.start(watch_signals, self._stop.set)
             async with open_world(self._options, self._options.initial_peers) as world:
                 print_join_line(self._options.json_events, await world.network.addresses(), None)
+                # With a copy of the facts, it answers observers wherever the keys happen to lie.
+                tasks.start_soon(follow_swarm, world.directory, time.time, random.Random(os.urandom(16)))
                 if self._options.json_events:
                     tasks.start_soon(_say_alive)
                 await self._stop.wait()

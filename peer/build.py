@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import nn
 
-from averaging.engine import EngineConfig
+from averaging.config import EngineConfig
 from averaging.snapshots import SnapshotConfig
 from compression.chain import Chain, parse_chain
 from compression.seam import TensorSpec

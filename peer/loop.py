@@ -10,8 +10,8 @@ from typing import final
 
 import anyio
 
-from averaging.engine import Commit
 from averaging.node import Node
+from averaging.outbox import Commit
 from averaging.record import FINGERPRINT_BYTES, Hash, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID

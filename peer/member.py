@@ -10,7 +10,7 @@ from typing import final
 import anyio
 
 from averaging import journal
-from averaging.engine import EngineConfig
+from averaging.config import EngineConfig
 from averaging.node import HEAD_FILE, Node, NodeConfig, commits_of
 from averaging.record import Hash, genesis
 from averaging.snapshots import Snapshot, SnapshotConfig

@@ -30,10 +30,10 @@ from peer.errors import RunNotFound
 from peer.lines import emit, say_or_emit
 from peer.loop import LoopConfig
 from peer.member import Member, MemberConfig, Parts, run_member
-from peer.options import PeerOptions
+from peer.options import IDENTITY_FILE, PeerOptions
 from peer.spec import RunSpec, load_spec, spec_of
 from peer.worker import ThreadWorker
-from peer.world import IDENTITY_FILE, World, open_world, print_join_line, run_to_the_end, watch_signals
+from peer.world import World, open_world, print_join_line, run_to_the_end, watch_signals
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,7 @@ from network.daemon_process import is_loopback
 from network.identity import load_or_create
 from peer.errors import NetworkFailed, TrainingFailed, TwinFound
 from peer.lines import emit, say
-from peer.options import BootstrapOptions, PeerOptions
-
-IDENTITY_FILE = "identity.key"
+from peer.options import IDENTITY_FILE, BootstrapOptions, PeerOptions
 
 
 @final

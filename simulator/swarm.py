@@ -13,7 +13,7 @@ from typing import Any, final
 
 import anyio
 
-from averaging.engine import EngineConfig
+from averaging.config import EngineConfig
 from averaging.record import sha256
 from averaging.snapshots import SnapshotConfig
 from dht.facts import RunFact, SpecFact
@@ -29,7 +29,6 @@ from simulator.directory import SharedFacts, SimulatedDirectory
 from simulator.storage import SimulatedStorage
 from simulator.toy import ToyLearner, ToySigner, VirtualWorker
 from simulator.virtual_time import wall_time
-
 
 ALONE_SECONDS_MAX = 60.0
 
@@ -145,7 +144,7 @@ class _Swarm:
             tasks.start_soon(self._watch)
             if self.config.kill_every_seconds is not None:
                 tasks.start_soon(self._kill_regularly, self.config.kill_every_seconds)
-            while len(self.done) < self.config.peers and not self._is_over():
+            while len(self.done) < self.config.peers and not self._is_over():  # noqa: ASYNC110
                 await anyio.sleep(0.25)
             tasks.cancel_scope.cancel()
         return self._outcome()

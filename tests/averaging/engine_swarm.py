@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from averaging import journal
-from averaging.engine import Actions, Engine, EngineConfig
+from averaging.config import EngineConfig
+from averaging.engine import Engine
 from averaging.messages import encode_message, parse_message
+from averaging.outbox import Actions
 from averaging.record import Record, genesis, sha256
 from simulator.toy import ToySigner
 

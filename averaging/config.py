@@ -1,0 +1,24 @@
+"""What a run fixes for its rounds: limits on what strangers send, and the group's sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from averaging.timing import TimingConfig
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits and the group's sizes."""
+
+    payload_bytes_max: int
+    weight_max: int
+    snapshot_bytes: int
+    """About what a snapshot weighs: a gap whose contributions weigh more is jumped."""
+    start_peers: int = 1
+    """Offers that the first round waits for."""
+    min_peers: int = 1
+    """Contributions that any round needs."""
+    timing: TimingConfig = field(default_factory=TimingConfig)

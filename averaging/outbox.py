@@ -1,0 +1,95 @@
+"""What a peer is about to do and to whom it can speak: the engine's output, and its view of the links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from averaging.contribution import Contribution
+from averaging.messages import Message
+from averaging.record import Record
+from network.seam import PeerID
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed round; `contributions` are in the order of the record's members."""
+
+    record: Record
+    contributions: tuple[Contribution, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a peer sent was refused, and why."""
+
+    peer: PeerID
+    reason: str
+
+
+@final
+@dataclass(slots=True)
+class Actions:
+    """What the caller must do, in this order: make durable, send, apply, report."""
+
+    entries: list[bytes] = field(default_factory=list)
+    lazy: list[bytes] = field(default_factory=list)
+    """Entries that may be written with the next durable write."""
+    log: list[bytes] = field(default_factory=list)
+    """Committed records, written after all other entries of the same write, so that none outlives its contributions."""
+    sends: list[tuple[PeerID, Message]] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    refusals: list[Refused] = field(default_factory=list)
+    wants_snapshot: bool = False
+    diverged: bool = False
+    """A quorum's fingerprint differs from this peer's: its state must be fetched anew."""
+
+
+@final
+@dataclass(slots=True)
+class Link:
+    """What is known of one linked peer."""
+
+    heard: float
+    sent: float
+    leaving: bool = False
+
+
+@final
+class Outbox:
+    """Collects actions; knows who is linked, when each was heard and spoken to, and who is leaving."""
+
+    def __init__(self, me: PeerID, silence_seconds: float) -> None:
+        self.me = me
+        self.links: dict[PeerID, Link] = {}
+        self.leaving = False
+        """Whether this peer itself is about to leave."""
+        self.actions = Actions()
+        self._silence_seconds = silence_seconds
+
+    def alive(self, peer: PeerID, now: float) -> bool:
+        """Whether `peer` is linked, not leaving, and was heard lately."""
+        if peer == self.me:
+            return not self.leaving
+        link = self.links.get(peer)
+        return link is not None and not link.leaving and now - link.heard <= self._silence_seconds
+
+    def send(self, peer: PeerID, message: Message, now: float) -> None:
+        """To nobody, if `peer` is not linked."""
+        link = self.links.get(peer)
+        if link is not None:
+            link.sent = now
+            self.actions.sends.append((peer, message))
+
+    def broadcast(self, message: Message, now: float) -> None:
+        for peer in sorted(self.links):
+            self.send(peer, message, now)
+
+    def refuse(self, peer: PeerID, reason: str) -> None:
+        self.actions.refusals.append(Refused(peer, reason))
+
+    def drain(self) -> Actions:
+        actions, self.actions = self.actions, Actions()
+        return actions

@@ -1,0 +1,147 @@
+"""`peer simulate --virtual`: production peers that train a real model, on virtual time and simulated links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from compression.chain import parse_chain
+from models.registry import build_model
+from network.identity import Identity
+from network.seam import PeerID
+from network.simulated import Access, Link
+from peer.build import build_with, dense_bytes
+from peer.data import load_corpus
+from peer.errors import TrainingFailed
+from peer.learner import Learner
+from peer.method import initial_state, rules_of
+from peer.reports import Report, RoundDone, Trained, Validated
+from peer.spec import GroupPart, make_spec
+from simulator.options import SimulateOptions, Summary, Tokens
+from simulator.progress import Progress
+from simulator.swarm import NoProgress, Outcome, SwarmConfig, run_swarm
+from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
+
+TRAIN_SECONDS = 0.5
+"""Of virtual time for one inner step; real speed differs, and the same everywhere makes runs comparable."""
+PROGRESS_SECONDS = 0.2
+
+
+def run_virtual_swarm(
+    options: SimulateOptions, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> Summary:
+    """See `SimulateOptions`; `timeout_seconds` bounds virtual time."""
+    begun = time.monotonic()
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    spec = make_spec(
+        PeerID(Identity(bytes(32)).peer_id),
+        name="virtual",
+        model=options.model,
+        preset=options.preset,
+        settings=options.settings,
+        seed=options.seed,
+        rounds=options.rounds,
+        group=GroupPart(start_peers=options.peers),
+    )
+    corpus = load_corpus(options.data)
+    method = spec.training_method
+    state = initial_state(build_model(options.model, options.seed), rules_of(method, parse_chain))
+    parameters = sum(tensor.numel() for tensor in state.anchor.values())
+
+    @lru_cache(maxsize=1)
+    def limits() -> int:
+        return build_with(spec, PeerID(Identity(bytes(32)).peer_id), corpus).engine.payload_bytes_max
+
+    def make_learner(me: PeerID) -> Learner:
+        return build_with(spec, me, corpus).learner
+
+    watch = _Watch(options, dense_bytes(parameters, method.inner_steps, options.peers), on_progress, begun)
+    config = SwarmConfig(
+        peers=options.peers,
+        rounds=options.rounds,
+        seed=options.seed,
+        link=Link(options.latency_ms / 1000, options.latency_ms / 4000),
+        access=_access(options.bandwidth_mbit),
+        crash_rate=options.churn_rate / (TRAIN_SECONDS * method.inner_steps),
+        kill_every_seconds=options.kill_every_seconds,
+        train_seconds=TRAIN_SECONDS * method.inner_steps,
+        snapshot_bytes=4 * parameters,
+        validate_rounds=max(1, options.rounds // 10),
+    )
+    try:
+        outcome = run_virtual(
+            lambda: run_swarm(config, make_learner, payload_bytes_max=limits(), on_report=watch.see),
+            config=VirtualConfig(virtual_seconds_max=_virtual_seconds_max(options, method.inner_steps)),
+        )
+    except (NoProgress, VirtualTimeExceeded) as error:
+        raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
+    return _summary(options, outcome, parameters, method.inner_steps, watch)
+
+
+def _access(bandwidth_mbit: float | None) -> Access:
+    if bandwidth_mbit is None:
+        return Access()
+    rate = bandwidth_mbit * 1e6 / 8
+    return Access(uplink_bytes_per_second=rate, downlink_bytes_per_second=rate)
+
+
+def _virtual_seconds_max(options: SimulateOptions, inner_steps: int) -> float:
+    """Generous: a round that takes a hundred times its training, or the asked time-out, is no progress any more."""
+    return max(options.timeout_seconds, 100 * TRAIN_SECONDS * inner_steps * options.rounds)
+
+
+class _Watch:
+    """Follows the reports for the progress line and the ledger."""
+
+    def __init__(
+        self, options: SimulateOptions, dense: float, on_progress: Callable[[Progress], None], begun: float
+    ) -> None:
+        self.progress = Progress(peers_wanted=options.peers, rounds_goal=options.rounds, dense_bytes=dense)
+        self.processed = 0
+        self.begun = begun
+        self._on_progress = on_progress
+        self._lives: dict[PeerID, int] = {}
+        self._told_at = 0.0
+
+    def see(self, peer: PeerID, report: Report) -> None:
+        progress = self.progress
+        if isinstance(report, Trained):
+            before = self._lives.get(peer, 0)
+            # A restarted peer counts from zero again.
+            self.processed += report.tokens_processed - (before if report.tokens_processed > before else 0)
+            self._lives[peer] = report.tokens_processed
+        elif isinstance(report, Validated):
+            progress.loss = report.loss
+        elif isinstance(report, RoundDone) and report.round > progress.round:
+            progress.round, progress.members = report.round, len(report.members)
+            progress.train_loss, progress.fingerprint = report.train_loss, report.fingerprint.hex()
+            progress.peers = len(self._lives)
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_SECONDS:
+            self._told_at = now
+            progress.seconds = now - self.begun
+            self._on_progress(progress)
+
+
+def _summary(options: SimulateOptions, outcome: Outcome, parameters: int, inner_steps: int, watch: _Watch) -> Summary:
+    rounds = max(1, outcome.rounds_committed)
+    return Summary(
+        preset=options.preset,
+        model=options.model,
+        parameters=parameters,
+        seed=options.seed,
+        peers=options.peers,
+        rounds_committed=outcome.rounds_committed,
+        loss_first=outcome.validation.get(0, float("nan")),
+        loss_last=outcome.validation.get(outcome.rounds_committed, float("nan")),
+        fingerprints_equal=outcome.fingerprints_equal,
+        bytes_sent_per_peer_per_round=outcome.bytes_sent / options.peers / rounds,
+        packet_bytes_sent_per_peer_per_round=outcome.packet_bytes_sent / options.peers / rounds,
+        dense_bytes_per_peer_per_round=dense_bytes(parameters, inner_steps, options.peers),
+        tokens=Tokens(watch.processed, outcome.tokens_merged, watch.processed - outcome.tokens_merged),
+        seconds=outcome.seconds,
+        restarts=outcome.restarts,
+    )

@@ -135,8 +135,10 @@ async def start_daemon(
     control = Path(tempfile.gettempdir()) / f"p2pd-{secrets.token_hex(6)}.sock"
     try:
         command = [str(_find_binary()), *_arguments(control, identity_path, listen, initial_peers, config)]
-        # A session of its own: Ctrl+C in a terminal reaches us alone, so that we can still take leave through it.
-        process = await anyio.open_process(command, stderr=subprocess.STDOUT, start_new_session=True)
+        # Shielded, for a cancelled start would leave a process that nobody waits for. A session of its own: Ctrl+C in
+        # a terminal reaches us alone, so that we can still take leave through the daemon.
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(command, stderr=subprocess.STDOUT, start_new_session=True)
     except OSError as error:
         raise NetworkStartError(StartFailure.BINARY_MISSING, str(error)) from error
     daemon = Daemon(process, control)

@@ -31,7 +31,10 @@ class Network(ABC):
 
     @abstractmethod
     async def open_stream(self, peer: PeerID, protocol: str) -> ByteStream:
-        """Raises `PeerUnreachable`, within the network's own dial limit."""
+        """Raises `PeerUnreachable`, within the network's own dial limit.
+
+        A stream to a peer that has just gone may open nevertheless; it breaks when it is used.
+        """
 
     @abstractmethod
     async def serve(self, protocol: str, handler: Handler) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +13,11 @@ from typing import Any, final
 
 import anyio
 from anyio.abc import Process, TaskGroup
-from anyio.streams.text import TextReceiveStream
 
 from peer.build import dense_bytes
 from peer.errors import TrainingFailed
 from simulator.options import SimulateOptions, Summary, Tokens
+from simulator.processes import environment, peer_command, run_process
 from simulator.progress import Progress
 
 START_SECONDS_MAX = 120.0
@@ -27,8 +25,6 @@ START_SECONDS_MAX = 120.0
 RESTART_SECONDS = 0.5
 LINGER_SECONDS = 20.0
 """With kills: how long those at the goal wait for one that is just being started again."""
-STOP_SECONDS_MAX = 8.0
-LINE_BYTES_MAX = 1 << 20
 ERROR_LINES_KEPT = 20
 RUN_NAME = "simulated"
 
@@ -99,12 +95,8 @@ class _LocalSwarm:
     async def run(self) -> Summary:
         self._begun = anyio.current_time()
         (self._folder / "run.toml").write_text(run_file(self._options))
-        try:
-            with anyio.move_on_after(self._options.timeout_seconds) as limit:
-                await self._train()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._stop_all()
+        with anyio.move_on_after(self._options.timeout_seconds) as limit:
+            await self._train()
         if limit.cancelled_caught:
             raise TrainingFailed(
                 f"after {self._options.timeout_seconds:g} s only round {self._progress.round} of "
@@ -157,40 +149,27 @@ class _LocalSwarm:
                 raise TrainingFailed(f"peer {child.number} ended with exit code {code}: {self._last_words(child)}")
 
     def _command(self, subcommand: str, folder: str, *arguments: str) -> list[str]:
-        place = ["--host", "127.0.0.1", "--folder", str(self._folder / folder), "--json-events"]
-        return [sys.executable, "-m", "cli", subcommand, *arguments, *place]
+        return peer_command(subcommand, self._folder / folder, *arguments)
 
     async def _run_process(self, child: _Child, command: list[str]) -> int:
         child.lives.append(_Life())
-        async with await anyio.open_process(command, env=environment(self._options.peers), cwd=ROOT) as process:
+
+        def started(process: Process) -> None:
             child.process = process
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read_errors, child, process)
-                await self._read_events(child, process)
-            code = await process.wait()
+
+        def on_line(line: str) -> None:
+            child.errors.append(line)
+            del child.errors[:-ERROR_LINES_KEPT]
+
+        code = await run_process(
+            command,
+            environment(self._options.peers),
+            on_start=started,
+            on_event=lambda event: self._on_event(child, event),
+            on_line=on_line,
+        )
         child.process = None
         return code
-
-    async def _read_events(self, child: _Child, process: Process) -> None:
-        assert process.stdout is not None
-        rest = ""
-        async for text in TextReceiveStream(process.stdout, errors="replace"):
-            *lines, rest = (rest + text).split("\n")
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    child.errors.append(line)
-                    continue
-                self._on_event(child, event)
-            if len(rest) > LINE_BYTES_MAX:
-                rest = ""
-
-    async def _read_errors(self, child: _Child, process: Process) -> None:
-        assert process.stderr is not None
-        async for text in TextReceiveStream(process.stderr, errors="replace"):
-            child.errors += [line for line in text.splitlines() if line.strip()]
-            del child.errors[:-ERROR_LINES_KEPT]
 
     async def _kill_regularly(self, seconds: float) -> None:
         """SIGKILL to a random peer that trains, as long as the goal is not near."""
@@ -201,20 +180,6 @@ class _LocalSwarm:
                 victim = self._rng.choice(running)
                 assert victim.process is not None
                 victim.process.kill()
-
-    async def _stop_all(self) -> None:
-        """SIGINT, and SIGKILL to those that are not gone in time."""
-        running = [c.process for c in [*self._children, self._bootstrap] if c.process is not None]
-        for process in running:
-            if process.returncode is None:
-                process.send_signal(signal.SIGINT)
-        with anyio.move_on_after(STOP_SECONDS_MAX):
-            for process in running:
-                await process.wait()
-        for process in running:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
     def _last_words(self, child: _Child | None = None) -> str:
         children = [child] if child is not None else [self._bootstrap, *self._children]
@@ -292,15 +257,6 @@ class _LocalSwarm:
             for child in self._children
             for number, fingerprint in child.fingerprints.items()
         )
-
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def environment(peers: int) -> dict[str, str]:
-    """For a child: this checkout's code, and its share of the processors."""
-    threads = str(max(1, (os.cpu_count() or 1) // peers))
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
 
 
 def run_file(options: SimulateOptions) -> str:

@@ -1,0 +1,205 @@
+"""One process of `round_overhead`: a peer with a daemon of its own, or one of hivemind's averagers.
+
+Reads JSON lines: `{"addresses": {...}}` once, then `{"at": T, "bytes": N}` for a round that begins at the monotonic
+time T, the same clock for all processes of a machine. Answers every line with one line; ends with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, final
+
+import anyio
+import anyio.to_thread
+
+from averaging import journal
+from averaging.chain import Chain
+from averaging.config import EngineConfig
+from averaging.contribution import Contribution
+from averaging.node import Node, NodeConfig
+from averaging.record import FINGERPRINT_BYTES, Hash, genesis
+from averaging.storage import FileStorage
+from network.daemon import HivemindNetwork, open_network
+from network.identity import Identity, load_or_create
+from network.seam import PeerID
+from peer.learner import Learner, Trained
+from peer.worker import ThreadWorker
+
+RUN_ID = "be" * 32
+PAYLOAD_BYTES_MAX = 8 << 20
+START_PEERS = 4
+ROUND_SECONDS_MAX = 60.0
+
+
+@final
+class HashLearner(Learner):
+    """Offers random bytes; the state is a hash of all that was committed. So what is measured is the round alone."""
+
+    def __init__(self) -> None:
+        self._state = bytes(FINGERPRINT_BYTES)
+        self.payload_bytes = 0
+
+    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+        return Trained(1, 0.0)
+
+    def pack(self) -> bytes:
+        return os.urandom(self.payload_bytes)
+
+    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+        digest = hashlib.blake2b(self._state, digest_size=FINGERPRINT_BYTES)
+        for contribution in contributions:
+            digest.update(contribution.payload)
+        self._state = digest.digest()
+
+    def fingerprint(self) -> bytes:
+        return self._state
+
+    def validation_loss(self) -> float:
+        return 0.0
+
+    def check(self, payload: bytes) -> None:
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise ValueError("too long")
+
+    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
+        return {"state": self._state}
+
+    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
+        self._state = files["state"]
+        return self._state
+
+    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
+        return files["state"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["hash", "torch", "averager"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("creator", nargs="?", default="")
+    options = parser.parse_args()
+    if options.kind == "averager":
+        from benchmarks.averager import run_averager
+
+        run_averager()
+        return
+    options.folder.mkdir(parents=True, exist_ok=True)
+    anyio.run(run_peer, options, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+async def run_peer(options: argparse.Namespace) -> None:
+    """Ours: the node and the learner as `peer.member` puts them together, without a directory."""
+    identity = load_or_create(options.folder / "identity.key")
+    creator = PeerID(options.creator) if options.creator else identity.peer_id
+    learner = HashLearner() if options.kind == "hash" else torch_learner(identity)
+    storage = FileStorage(options.folder / "run")
+    await storage.load()
+    first = genesis(Hash(bytes.fromhex(RUN_ID)), creator, learner.fingerprint())
+    engine = EngineConfig(PAYLOAD_BYTES_MAX, weight_max=1 << 40, snapshot_bytes=1 << 40, start_peers=START_PEERS)
+    async with (
+        open_network(options.folder / "identity.key", "/ip4/127.0.0.1/tcp/0") as network,
+        anyio.create_task_group() as tasks,
+    ):
+        node = Node(
+            network,
+            identity,
+            storage,
+            journal.Restored(Chain(first), None, ()),
+            NodeConfig(engine),
+            random.Random(os.urandom(8)),
+            run_id=RUN_ID,
+            nonce=1,
+            check=learner.check,
+        )
+        tasks.start_soon(node.run)
+        await _Rounds(network, node, learner).run()
+        tasks.cancel_scope.cancel()
+    storage.close()
+
+
+def torch_learner(identity: Identity) -> Learner:
+    """The real one: gpt-mini, 1.05 million float32 parameters, with the `distro` chain."""
+    from peer.build import build
+    from peer.spec import make_spec
+
+    spec = make_spec(identity.peer_id, name="benchmark", model="gpt-mini", preset="distro", settings={"batch": 1})
+    return build(spec, identity.peer_id, device="cpu").learner
+
+
+@final
+class _Rounds:
+    def __init__(self, network: HivemindNetwork, node: Node, learner: Learner) -> None:
+        self._network = network
+        self._node = node
+        self._learner = learner
+        self._worker = ThreadWorker()
+
+    async def run(self) -> None:
+        answer({"peer": self._network.peer_id, "addresses": await self._network.addresses()})
+        base = await self._worker.run(self._learner.fingerprint)
+        self._node.anchored(self._node.head.hash, base)
+        while True:
+            line = await anyio.to_thread.run_sync(sys.stdin.readline)
+            if not line:
+                return
+            message = json.loads(line)
+            if "addresses" in message:
+                await self._meet(message["addresses"])
+            else:
+                answer(await self._round(message["at"], message["bytes"]))
+
+    async def _meet(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        others = [PeerID(peer) for peer in addresses if peer != self._network.peer_id]
+        for peer in others:
+            self._network.introduce(peer, addresses[peer])
+            self._node.links.know(peer)
+        with anyio.fail_after(ROUND_SECONDS_MAX):
+            while len(self._node.links.linked) < len(others):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        answer({"linked": len(others)})
+
+    async def _round(self, begin: float, payload_bytes: int) -> dict[str, object]:
+        """Seconds from the finished payload, at `begin`, to the fingerprint of the next anchor."""
+        learner, node, worker = self._learner, self._node, self._worker
+        if isinstance(learner, HashLearner):
+            learner.payload_bytes = payload_bytes
+        number = node.head.round
+        await worker.run(learner.train, number, lambda: False)
+        payload = await worker.run(learner.pack)
+        late = time.monotonic() - begin
+        await anyio.sleep(max(0.0, -late))
+        with anyio.fail_after(ROUND_SECONDS_MAX):
+            ready = time.monotonic()
+            offered = await node.offer(payload, 1, True)
+            assert offered is not None
+            await node.wait_news()
+            commit = node.take_commits()[0]
+            decided = time.monotonic()
+            await worker.run(learner.apply, commit.record.round, commit.contributions, offered=True)
+            base = await worker.run(learner.fingerprint)
+            done = time.monotonic()
+        node.anchored(commit.record.hash, base)
+        return {
+            "seconds": done - ready,
+            "decided_seconds": decided - ready,
+            "late": late,
+            "members": len(commit.record.members),
+            "bytes": len(payload),
+            "fingerprint": base.hex(),
+        }
+
+
+def answer(value: object) -> None:
+    print(json.dumps(cast(Any, value)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

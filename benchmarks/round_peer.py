@@ -59,6 +59,9 @@ class HashLearner(Learner):
             digest.update(contribution.payload)
         self._state = digest.digest()
 
+    def heard(self, payload: bytes | None) -> None:
+        pass
+
     def fingerprint(self) -> bytes:
         return self._state
 

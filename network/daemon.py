@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -36,6 +38,10 @@ __all__ = ["DaemonConfig", "HivemindNetwork", "NetworkStartError", "StartFailure
 
 logger = logging.getLogger(__name__)
 
+_NO_ROUTES = "failed to find any peer in table"
+_ROUTING_SECONDS = 0.1
+_STALE_SECONDS = 60.0
+
 OnRestart = Callable[[], Awaitable[None]]
 
 
@@ -50,6 +56,7 @@ async def open_network(
     """
     config = config or DaemonConfig()
     _quieten_hivemind()
+    _remove_stale_sockets()
     async with open_background() as tasks:
         network = HivemindNetwork(tasks, identity_path, choose_port(listen), tuple(initial_peers), config)
         listener = await anyio.create_unix_listener(network.listener_path)
@@ -236,12 +243,23 @@ class HivemindNetwork(Network):
             await self._try_hints(daemon, peer)
         opened = False
         try:
-            stream = await control.open_stream(daemon, peer, protocol)
+            stream = await self._open_routed(daemon, peer, protocol)
             opened = True
             return EndMarkedStream(stream, self._config.close_seconds_max)
         finally:
             if not opened and peer in self._hints:
                 self._hints_to_try.add(peer)
+
+    async def _open_routed(self, daemon: Path, peer: PeerID, protocol: str) -> UnixStream:
+        """A newcomer's daemon knows nobody to ask for the way until a moment after its first connection."""
+        for _ in range(self._config.routing_attempts_max if self._initial_peers else 0):
+            try:
+                return await control.open_stream(daemon, peer, protocol)
+            except DaemonError as error:
+                if _NO_ROUTES not in str(error):
+                    raise
+            await anyio.sleep(_ROUTING_SECONDS)
+        return await control.open_stream(daemon, peer, protocol)
 
     async def _try_hints(self, daemon: Path, peer: PeerID) -> None:
         """Connect to `peer` where it was said to be, if it is there."""
@@ -267,3 +285,14 @@ def _quieten_hivemind() -> None:
     """hivemind prints by a handler of its own: let its warnings go the way of all others."""
     cast(Any, use_hivemind_log_handler)("nowhere")
     logging.getLogger("hivemind").setLevel(logging.WARNING)
+
+
+def _remove_stale_sockets() -> None:
+    """Remove what peers that were killed have left; young ones may just not listen yet."""
+    for path in Path(tempfile.gettempdir()).glob("p2pd-*.sock"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                try:
+                    probe.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()

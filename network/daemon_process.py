@@ -42,6 +42,8 @@ class DaemonConfig:
     """From the request to stop to the kill."""
     peers_introduced_max: int = 4096
     addresses_per_peer_max: int = 16
+    routing_attempts_max: int = 10
+    """Dials again, at intervals of 0.1 s, while the daemon has no one to ask for the way."""
     reconnect_peers_max: int = 32
     """Of the peers introduced last, dialled again after a restart of the daemon."""
     streams_served_max: int = 1024

@@ -156,6 +156,27 @@ def test_leaving_ends_the_daemon_and_leaves_no_file(tmp_path: Path, monkeypatch:
     assert list(sockets.iterdir()) == []
 
 
+def test_what_killed_peers_left_is_removed_and_what_lives_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stale, young, alive = (tmp_path / f"p2pd-streams-{name}.sock" for name in ("stale", "young", "alive"))
+
+    async def program() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(alive))
+            listener.listen()
+            for path in (stale, young):
+                with socket.socket(socket.AF_UNIX) as dead:
+                    dead.bind(str(path))
+            for path in (stale, alive):
+                os.utime(path, (0, 0))
+            async with open_peer(tmp_path / "a"):
+                assert [path.exists() for path in (stale, young, alive)] == [False, True, True]
+
+    run(program)
+
+
 def test_an_error_in_the_body_passes_unwrapped(tmp_path: Path) -> None:
     async def program() -> None:
         with pytest.raises(LookupError):
@@ -263,7 +284,7 @@ def test_the_meter_counts_what_the_daemon_sends(tmp_path: Path) -> None:
                 (before.bytes_sent, after.bytes_sent),
                 (before.bytes_received, after.bytes_received),
             ):
-                assert 1_000_000 < received - sent < 1_050_000
+                assert 1_000_000 < last - first < 1_250_000  # Much load means small pieces, and more overhead.
             await wait_restarted(b)
             assert meter.sample() == after  # What is gone keeps its count,
             meter.follow(b.process_id)

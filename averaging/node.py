@@ -44,6 +44,8 @@ class NodeConfig:
     inbox_messages_max: int = 4096
     """More unread messages than this are dropped: the protocol survives losses."""
     commits_waiting_max: int = 4096
+    lazy_seconds_max: float = 1.0
+    """What need not be durable at once is so after this time: a peer that only follows keeps what it followed."""
 
 
 @final
@@ -75,9 +77,10 @@ class Node:
         self._commits: deque[Commit] = deque()
         self._wants_snapshot = False
         self._diverged = False
-        self._lazy: list[bytes] = []
+        self._journal: list[bytes] = []
         self._log: list[bytes] = []
         self._writing = anyio.Lock()
+        self._flushed_at = now
         self.links = Links(
             network,
             f"{PROTOCOL}/{run_id[:16]}",
@@ -129,6 +132,11 @@ class Node:
     def record_of(self, head: Hash) -> Record:
         return self.engine.chain.records[self.engine.chain.round_of(head)]
 
+    def records_between(self, after: Hash, until: Hash) -> list[Record]:
+        """The log after the record `after`, up to and with `until`."""
+        chain = self.engine.chain
+        return chain.records[chain.round_of(after) + 1 : chain.round_of(until) + 1]
+
     def rounds_after(self, head: Hash, base: bytes) -> list[Commit] | None:
         """The log after `head`, if it certifies that the state there has the fingerprint `base`."""
         entries = self.engine.chain.after(head, limit=len(self.engine.chain.records))
@@ -177,7 +185,7 @@ class Node:
     async def save_snapshot(self, record: Record, files: dict[str, bytes]) -> None:
         """Makes the state after `record` durable, and begins the journal anew."""
         async with self._writing:
-            await self._flush([])
+            await self._flush()
             engine = self.engine
             undecided: Sequence[Contribution] = list(engine.instance.held.values())
             entries = journal.compacted(engine.chain, engine.instance.vote, engine.head.hash, undecided)
@@ -214,11 +222,12 @@ class Node:
         await self._perform(self.engine.drain())
 
     async def _perform(self, actions: Actions) -> None:
-        self._lazy += actions.lazy
+        # Whoever writes first writes all of it: a record must not reach the disk before its contributions.
+        self._journal += [*actions.lazy, *actions.entries]
         self._log += actions.log
         if actions.entries:
             async with self._writing:
-                await self._flush(actions.entries)
+                await self._flush()
         self._send(actions.sends)
         for refusal in actions.refusals:
             self._refuse(refusal.peer, refusal.reason)
@@ -232,11 +241,11 @@ class Node:
         if self._commits or self._wants_snapshot or self._diverged:
             self._news.set()
 
-    async def _flush(self, entries: list[bytes]) -> None:
-        lazy, committed = self._lazy, self._log
-        self._lazy, self._log = [], []
-        if lazy or entries or committed:
-            await self._storage.append([*lazy, *entries], committed)
+    async def _flush(self) -> None:
+        entries, committed = self._journal, self._log
+        self._journal, self._log = [], []
+        if entries or committed:
+            await self._storage.append(entries, committed)
 
     def _send(self, sends: list[tuple[PeerID, Message]]) -> None:
         encoded: dict[int, bytes] = {}

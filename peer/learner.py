@@ -43,6 +43,12 @@ class Learner(ABC):
         """Commits round `number`; `offered` tells whether what `pack` gave last was offered to this very round."""
 
     @abstractmethod
+    def heard(self, payload: bytes | None) -> None:
+        """A round that is never applied here, for a snapshot stands in for it, merged `payload` of this peer: it need
+        not be said again. None for what this process does not remember: that contained all of the residual.
+        """
+
+    @abstractmethod
     def fingerprint(self) -> bytes:
         """Of the state that all peers share after the same rounds."""
 
@@ -107,6 +113,12 @@ class TorchLearner(Learner):
         if offered:
             self._wanted = None
 
+    def heard(self, payload: bytes | None) -> None:
+        wanted = self._wanted if payload is not None else None
+        residual = method.residual_after(payload or b"", wanted, self.state.anchor, self._rules)
+        self.state = replace(self.state, residual=residual, missed=False)
+        self._wanted = None
+
     def fingerprint(self) -> bytes:
         return method.fingerprint(self.state.anchor, self.state.outer)
 
@@ -122,7 +134,7 @@ class TorchLearner(Learner):
     def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
         loaded = checkpoint.load(files, self.state)
         kept = self.state if self._wanted is None else replace(self.state, residual=self._wanted, missed=True)
-        self._wanted = None
+        # A payload that was made before may still be offered after: what was wanted is remembered.
         self.state = loaded if own else replace(loaded, residual=kept.residual, missed=kept.missed)
         return self.fingerprint()
 

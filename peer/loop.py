@@ -10,6 +10,7 @@ from typing import final
 
 import anyio
 
+from averaging.contribution import Contribution
 from averaging.node import Node
 from averaging.outbox import Commit
 from averaging.record import FINGERPRINT_BYTES, Hash, Record
@@ -30,7 +31,9 @@ class LoopConfig:
     rounds_max: int | None = None
     """Stop after so many rounds of one's own, whatever the swarm's goal."""
     validate_rounds: int = 20
-    snapshot_rounds: int = 256
+    serve_rounds: int = 32
+    """How far the snapshot for latecomers may lag; contributions since it are kept for those who replay."""
+    snapshot_rounds: int = 64
     snapshot_seconds: float = 60.0
     leave_seconds_max: float = 3.0
     """For the swarm to commit a round that needs this peer no more."""
@@ -76,10 +79,13 @@ class PeerLoop:
         self._leave_asked = anyio.Event()
         self._pending_tokens = 0
         self._offered_on: Hash | None = None
+        self._said: dict[Hash, Contribution] = {}
+        """What this process offered on the newest head, by digest: a round may also name what an earlier one did."""
         self._served: Snapshot | None = None
         self._next_served = saved
         self._bytes_since_snapshot = 0
         self._snapshot_round = 0
+        self._dumped_round = 0
         self._snapshot_at = anyio.current_time()
         self._committed_mine = 0
         self.tokens_processed = 0
@@ -137,6 +143,7 @@ class PeerLoop:
             offered = await self._node.offer(payload, self._pending_tokens, willing)
             if offered is not None:
                 self._offered_on = offered.prev
+                self._said = {d: c for d, c in self._said.items() if c.prev == offered.prev} | {offered.digest: offered}
                 break
             # Rounds were committed while the payload was made: it is as good on the new head.
             await self._wait_news()
@@ -154,8 +161,12 @@ class PeerLoop:
         if self._node.take_diverged():
             self._report(Note("this peer's state differs from what a quorum certified; fetching it anew"))
             await self._resynchronise()
+        await self._apply_commits()
         if self._node.take_wants_snapshot():
             await self._jump()
+            await self._apply_commits()
+
+    async def _apply_commits(self) -> None:
         for commit in self._node.take_commits():
             await self._apply(commit)
 
@@ -163,10 +174,11 @@ class PeerLoop:
         record = commit.record
         if record.round <= self._applied.round:
             return  # A snapshot has brought this peer past it.
-        offered = self._offered_on == record.prev
-        await self._worker.run(self._learner.apply, record.round, commit.contributions, offered=offered)
-        self._applied = record
         mine = record.member(self._me)
+        offered = self._offered_on == record.prev
+        remembered = offered and (mine is None or mine.digest in self._said)
+        await self._worker.run(self._learner.apply, record.round, commit.contributions, offered=remembered)
+        self._applied = record
         if offered:
             self._offered_on = None
         if mine is not None:
@@ -250,8 +262,16 @@ class PeerLoop:
         base = await self._worker.run(self._learner.fingerprint_of, snapshot.files)
         if base != child.base:
             raise SnapshotFailed("it is not the state that the run certified")
+        await self._apply_commits()  # What was offered is accounted for round by round, up to the jump.
+        left = self._applied
         if not self._node.adopt(snapshot.head):
             return False
+        for record in self._node.records_between(left.hash, snapshot.head):
+            mine = record.member(self._me)
+            if mine is not None:
+                said = self._said.get(mine.digest)
+                await self._worker.run(self._learner.heard, None if said is None else said.payload)
+                self._pending_tokens = 0
         await self._worker.run(self._learner.load, snapshot.files, own=False)
         self._applied = self._node.record_of(snapshot.head)
         self._offered_on = None
@@ -303,15 +323,21 @@ class PeerLoop:
         # Not while an offer is out: what it holds would be saved as if it had not been offered.
         if self._offered_on is None and (heavy or late or rounds >= config.snapshot_rounds):
             await self._save(self._applied)
+        elif self._applied.round - self._dumped_round >= config.serve_rounds:
+            await self._dump_for_others(self._applied)
 
     async def _save(self, record: Record) -> None:
         files = await self._worker.run(self._learner.dump)
         await self._node.save_snapshot(record, files)
-        self._next_served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
-        self._serve_newest()
+        await self._dump_for_others(record)
         self._bytes_since_snapshot = 0
         self._snapshot_round = record.round
         self._snapshot_at = anyio.current_time()
+
+    async def _dump_for_others(self, record: Record) -> None:
+        self._next_served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
+        self._dumped_round = record.round
+        self._serve_newest()
 
     def _serve_newest(self) -> None:
         """A snapshot is of use to others once a later record certifies it; until then the one before is served, and

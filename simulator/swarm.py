@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -27,7 +27,7 @@ from peer.member import Member, MemberConfig, Parts, run_member
 from peer.reports import Left, Note, Report, RoundDone, Validated
 from simulator.directory import SharedFacts, SimulatedDirectory
 from simulator.storage import SimulatedStorage
-from simulator.toy import ToyLearner, ToySigner, VirtualWorker
+from simulator.toy import Ledger, ToyLearner, ToySigner, VirtualWorker
 from simulator.virtual_time import wall_time
 
 ALONE_SECONDS_MAX = 60.0
@@ -95,23 +95,29 @@ LearnerFactory = Callable[[PeerID], Learner]
 
 async def run_swarm(
     config: SwarmConfig,
-    make_learner: LearnerFactory = ToyLearner,
+    make_learner: LearnerFactory | None = None,
     make_signer: Callable[[int], Signer] = ToySigner,
     *,
     payload_bytes_max: int = 1 << 20,
     on_report: Callable[[PeerID, Report], None] = lambda peer, report: None,
+    script: Callable[[Swarm], Awaitable[None]] | None = None,
 ) -> Outcome:
-    """Runs until the goal; raises `Disagreement` or `NoProgress`."""
-    swarm = _Swarm(config, make_learner, make_signer, payload_bytes_max, on_report)
-    return await swarm.run()
+    """Runs until the goal; raises `Disagreement`, `NoProgress`, or `BooksWrong` with toy learners (the default).
+
+    `script` runs beside the peers, to break and mend what it wants.
+    """
+    swarm = Swarm(config, make_learner, make_signer, payload_bytes_max, on_report)
+    return await swarm.run(script)
 
 
 @final
-class _Swarm:
+class Swarm:
+    """All peers, by number, through all their lives."""
+
     def __init__(
         self,
         config: SwarmConfig,
-        make_learner: LearnerFactory,
+        make_learner: LearnerFactory | None,
         make_signer: Callable[[int], Signer],
         payload_bytes_max: int,
         on_report: Callable[[PeerID, Report], None],
@@ -123,7 +129,8 @@ class _Swarm:
         self.facts = SharedFacts(wall_time, verify=self.signers[0].verify)
         self.disks = [SimulatedStorage(random.Random(self.rng.getrandbits(32))) for _ in self.signers]
         self.speeds = [1 + config.speed_spread * self.rng.uniform(-1, 1) for _ in self.signers]
-        self.make_learner = make_learner
+        self.ledger = Ledger()
+        self.make_learner = make_learner or self.ledger.learner
         self.on_report = on_report
         self.run_fact = RunFact(sha256(b"simulated run").hex(), "simulated", self.signers[0].peer_id)
         self.spec_fact = SpecFact(b"simulated run", self.signers[0].peer_id, bytes(64))
@@ -134,14 +141,17 @@ class _Swarm:
         self.packet_bytes = 0
         self.done: set[int] = set()
         self.restarts = 0
+        self.crashed: set[int] = set()
         self.goal_reached = False
         self.alone_since = 0.0
 
-    async def run(self) -> Outcome:
+    async def run(self, script: Callable[[Swarm], Awaitable[None]] | None = None) -> Outcome:
         async with anyio.create_task_group() as tasks:
             for number in range(self.config.peers):
                 tasks.start_soon(self._live, number)
             tasks.start_soon(self._watch)
+            if script is not None:
+                tasks.start_soon(script, self)
             if self.config.kill_every_seconds is not None:
                 tasks.start_soon(self._kill_regularly, self.config.kill_every_seconds)
             while len(self.done) < self.config.peers and not self._is_over():  # noqa: ASYNC110
@@ -198,6 +208,8 @@ class _Swarm:
 
             try:
                 await run_member(parts, self._member_config(), lambda r: self._report(number, r), started)
+                if isinstance(learner, ToyLearner):
+                    self.ledger.check_left(learner, crashed=number in self.crashed)
             finally:
                 if number in self.members:
                     self.packet_bytes += self.members[number].node.packet_bytes_sent
@@ -228,19 +240,21 @@ class _Swarm:
 
     async def _crash_later(self, number: int, rng: random.Random) -> None:
         await anyio.sleep(rng.expovariate(self.config.crash_rate))
-        self._crash(number)
+        self.crash(number)
 
     async def _kill_regularly(self, seconds: float) -> None:
         while True:
             await anyio.sleep(seconds)
             if self.lives:
-                self._crash(self.rng.choice(sorted(self.lives)))
+                self.crash(self.rng.choice(sorted(self.lives)))
 
-    def _crash(self, number: int) -> None:
+    def crash(self, number: int) -> None:
+        """Ends a peer's life at this instant; its disk stays, and it is back soon."""
         if self.goal_reached or number not in self.lives:
             return
         scope, directory = self.lives[number]
         self.checker.note(f"crash {number}")
+        self.crashed.add(number)
         directory.is_cut = True
         self.world.crash(self.signers[number].peer_id)
         scope.cancel()

@@ -13,14 +13,16 @@ from network.identity import Signer
 from network.seam import PeerID
 
 PENDING_MAX = 200_000
+REPLAY_ROUNDS_MAX = 48
+"""A longer gap is jumped if a donor can be found: replaying costs a merge and a step for each round."""
 
 
 @final
 class CatchUp:
     """Pure; the engine feeds it and applies what it yields.
 
-    A gap is replayed from the rounds' contributions (kilobytes each), or, when those are gone or weigh more than the
-    state itself, jumped by a snapshot that a record inside the verified gap attests.
+    A gap is replayed from the rounds' contributions (kilobytes each), or, when it is long, or those are gone or weigh
+    more than the state itself, jumped by a snapshot that a record inside the verified gap attests.
     """
 
     def __init__(self, signer: Signer, snapshot_bytes: int) -> None:
@@ -108,7 +110,8 @@ class CatchUp:
     def _judge(self) -> None:
         gone = any(e.payload_bytes == 0 for e in self.pending)
         heavy = sum(e.payload_bytes for e in self.pending) > self._snapshot_bytes
-        self.wants_snapshot = len(self.pending) > 1 and (gone or (heavy and not self._no_donor))
+        long = heavy or len(self.pending) > REPLAY_ROUNDS_MAX
+        self.wants_snapshot = len(self.pending) > 1 and (gone or (long and not self._no_donor))
 
     def next(self) -> LogEntry | None:
         """The next record to replay, unless a snapshot is wanted instead."""

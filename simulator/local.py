@@ -52,6 +52,8 @@ class _Life:
     bytes_sent: int = 0
     packet_bytes_sent: int = 0
     tokens_processed: int = 0
+    rounds: int = 0
+    """In which it took part."""
 
 
 @final
@@ -172,11 +174,11 @@ class _LocalSwarm:
         return code
 
     async def _kill_regularly(self, seconds: float) -> None:
-        """SIGKILL to a random peer that trains, as long as the goal is not near."""
+        """SIGKILL to a random peer that trains, but never to the last one: that would be an outage, not churn."""
         while True:
             await anyio.sleep(seconds)
-            running = [c for c in self._children if c.process is not None and c.fingerprints and not c.finished]
-            if running and self._progress.round < self._options.rounds:
+            running = [c for c in self._children if c.process is not None and c.life.rounds and not c.finished]
+            if len(running) > 1 and self._progress.round < self._options.rounds:
                 victim = self._rng.choice(running)
                 assert victim.process is not None
                 victim.process.kill()
@@ -202,6 +204,7 @@ class _LocalSwarm:
             child.peer_id = event["peer_id"]
         elif kind == "RoundDone":
             child.round = event["round"]
+            life.rounds += event["mine"]
             child.fingerprints[child.round] = event["fingerprint"]
             self._tokens_merged = max(self._tokens_merged, event["tokens"])
             if child.round > self._progress.round:
@@ -217,7 +220,7 @@ class _LocalSwarm:
 
     def _tell(self) -> None:
         progress, rounds = self._progress, max(1, self._progress.round)
-        progress.peers = sum(bool(c.fingerprints) and c.process is not None for c in self._children)
+        progress.peers = sum(c.process is not None and bool(c.lives) and c.life.rounds > 0 for c in self._children)
         progress.seconds = anyio.current_time() - self._begun
         progress.restarts = self._restarts
         progress.bytes_sent = self._per_peer_and_round("bytes_sent", rounds)

@@ -280,7 +280,7 @@ def test_the_meter_counts_what_the_daemon_sends(tmp_path: Path) -> None:
             before = meter.sample()
             await check_echo(b, a.peer_id, bytes(1_000_000))
             after = meter.sample()
-            for sent, received in (
+            for first, last in (
                 (before.bytes_sent, after.bytes_sent),
                 (before.bytes_received, after.bytes_received),
             ):

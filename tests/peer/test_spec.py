@@ -178,7 +178,7 @@ def test_the_example_is_a_valid_run() -> None:
     spec = load_spec(Path(__file__).parents[2] / "examples" / "run.toml", ME.peer_id)
     # It says of itself that the optional values in it are the defaults.
     assert (
-        spec.method == make_spec(ME.peer_id, name="x", model="gpt-nano", preset="muloco", rounds=spec.run.rounds).method
+        spec.method == make_spec(ME.peer_id, name="x", model="gpt-nano", preset="distro", rounds=spec.run.rounds).method
     )
     assert spec.group == GroupPart()
 

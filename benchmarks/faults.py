@@ -38,6 +38,10 @@ PHASE_SECONDS_MAX = 60.0
 COMMIT_SECONDS_MAX = 120.0
 BACK_SECONDS_MAX = 180.0
 STOPPED_SECONDS = 10.0
+SLOW_SECONDS = 30.0
+"""The story of a return that takes longer is printed."""
+STORY_EVENTS_MAX = 12
+COLUMNS = ("next_seconds", "second_seconds", "back_seconds")
 
 
 @final
@@ -53,6 +57,8 @@ class Fault:
     next_seconds: float | None
     second_seconds: float | None
     back_seconds: float | None
+    story: str
+    """What the victim said until it was back, in seconds from its new start."""
 
 
 @final
@@ -132,6 +138,7 @@ async def one_fault(swarm: Swarm, phase: str, number: signal.Signals, rng: rando
     reached = max(peer.round for peer in survivors)
     first = await until_commit(swarm, survivors, reached + 1, begin)
     second = await until_commit(swarm, survivors, reached + 2, begin)
+    again = anyio.current_time()
     if number == signal.SIGKILL:
         await swarm.wait_until(lambda: victim.process is None, 10.0, "the killed peer to be gone")
         swarm.start(victim)
@@ -139,7 +146,7 @@ async def one_fault(swarm: Swarm, phase: str, number: signal.Signals, rng: rando
         await anyio.sleep(max(0.0, begin + STOPPED_SECONDS - anyio.current_time()))
         victim.send(signal.SIGCONT)
     back = await until_back(swarm, victim, swarm.round)
-    return Fault(phase, number.name, victim is lead, usual, first, second, back)
+    return Fault(phase, number.name, victim is lead, usual, first, second, back, story_of(victim, again))
 
 
 async def wait_steady(swarm: Swarm) -> None:
@@ -213,11 +220,22 @@ async def until_back(swarm: Swarm, victim: SwarmPeer, reached: int) -> float | N
     return anyio.current_time() - begin
 
 
+def story_of(victim: SwarmPeer, begin: float) -> str:
+    told: list[str] = []
+    for event in victim.events:
+        if event.at >= begin and len(told) < STORY_EVENTS_MAX:
+            more = event.fields.get("text", event.fields.get("round", ""))
+            told.append(f"{event.at - begin:.1f} {event.kind} {more}".strip())
+    return "; ".join(told)
+
+
 def describe(fault: Fault) -> str:
     times = (fault.usual_seconds, fault.next_seconds, fault.second_seconds, fault.back_seconds)
     usual, first, second, back = ("never" if t is None else f"{t:6.2f} s" for t in times)
     who = "lead" if fault.was_lead else "voter"
-    return f"{fault.signal} {fault.phase:<12} {who:<6} usual {usual}  next commit {first}  second {second}  back {back}"
+    is_slow = fault.back_seconds is None or fault.back_seconds > SLOW_SECONDS
+    text = f"{fault.signal} {fault.phase:<12} {who:<6} usual {usual}  next commit {first}  second {second}  back {back}"
+    return text + (f"\n    {fault.story}" if is_slow else "")
 
 
 def show_memory(memory: Sequence[Memory]) -> None:
@@ -236,7 +254,7 @@ def show_faults(faults: Sequence[Fault], swarm: Swarm) -> None:
     for name in ("SIGKILL", "SIGSTOP"):
         for phase in (*PHASES, "all"):
             chosen = [f for f in faults if f.signal == name and phase in (f.phase, "all")]
-            columns = [[getattr(f, field) for f in chosen] for field in Fault.__slots__[-3:]]
+            columns = [[getattr(f, field) for f in chosen] for field in COLUMNS]
             print(f"{name} {phase:<24}" + "".join(f"{column_text(values):>28}" for values in columns))
     restored = sum(fault.back_seconds is not None for fault in faults)
     print(f"{len(faults)} faults, {restored} victims came back; {swarm.round} rounds, ", end="")

@@ -21,7 +21,6 @@ import anyio
 import anyio.to_thread
 
 from averaging import journal
-from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.node import Node, NodeConfig
@@ -115,7 +114,7 @@ async def run_peer(options: argparse.Namespace) -> None:
             network,
             identity,
             storage,
-            journal.Restored(Chain(first), None, ()),
+            journal.restore(first, [], [], identity, PAYLOAD_BYTES_MAX),
             NodeConfig(engine),
             random.Random(os.urandom(8)),
             run_id=RUN_ID,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 from averaging.contribution import Contribution
@@ -80,7 +81,9 @@ class CatchUp:
             overlap = [e.record.hash for e in log.entries[:known]]
             if overlap != [e.record.hash for e in self.pending[: len(overlap)]]:
                 return "its log differs from what others certified"
-            self.pending[: len(overlap)] = log.entries[: len(overlap)]  # It may hold contributions that others lack.
+            for at, entry in enumerate(log.entries[:known]):
+                if self.pending[at].payload_bytes == 0:  # This peer holds contributions that others lack.
+                    self.pending[at] = replace(self.pending[at], payload_bytes=entry.payload_bytes)
             fresh: Sequence[LogEntry] = log.entries[known:]
         else:
             fresh = log.entries

@@ -14,20 +14,8 @@ from averaging.catch_up import CatchUp
 from averaging.config import EngineConfig
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
 from averaging.fetcher import Fetcher
-from averaging.instance import Instance, Vote
-from averaging.messages import (
-    Accepted,
-    Get,
-    GetLog,
-    Head,
-    Log,
-    Message,
-    Nack,
-    Offer,
-    Prepare,
-    Promise,
-    Propose,
-)
+from averaging.instance import Instance
+from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose
 from averaging.outbox import Actions, Commit, Link, Outbox
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.round_clock import RoundClock
@@ -61,6 +49,7 @@ class Engine:
         self.me = signer.peer_id
         self.signer = signer
         self.config = config
+        self.restored = restored
         self.chain = restored.chain
         self.nonce = nonce
         self.timing = Timing()
@@ -70,10 +59,7 @@ class Engine:
         self._fetcher = Fetcher()
         self._early: dict[PeerID, Contribution] = {}
         self._told: dict[PeerID, Hash] = {}
-        self._voting = self._begin(now, {}, restored.vote)
-        for contribution in restored.undecided:
-            self.instance.held[contribution.digest] = contribution
-            self._voting.durable.add(contribution.digest)
+        self._voting = self._begin(now, {})
 
     # What the caller asks.
 
@@ -187,7 +173,6 @@ class Engine:
     # Messages.
 
     def _handle(self, peer: PeerID, message: Message, now: float) -> None:
-        voting = self._voting
         if isinstance(message, Head):
             self._on_head(peer, message, now)
         elif isinstance(message, Offer):
@@ -199,16 +184,7 @@ class Engine:
         elif isinstance(message, Log):
             self._on_log(peer, message, now)
         elif self._is_current(peer, message.record.prev if isinstance(message, Propose) else message.prev, now):
-            if isinstance(message, Propose):
-                voting.on_propose(peer, message, now)
-            elif isinstance(message, Accepted):
-                voting.on_accepted(peer, message)
-            elif isinstance(message, Prepare):
-                voting.on_prepare(peer, message, now)
-            elif isinstance(message, Promise):
-                voting.on_promise(peer, message)
-            elif isinstance(message, Nack):
-                voting.on_nack(peer, message)
+            self._voting.receive(peer, message, now)
             self._progress(now)
 
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
@@ -355,13 +331,14 @@ class Engine:
                 if self.instance.hold(early):
                     self._observe_offer(early, now)
 
-    def _begin(self, now: float, freed: dict[PeerID, float], vote: Vote | None = None) -> Voting:
-        """A new round begins on the head; `vote` is what this peer said about it before it restarted."""
+    def _begin(self, now: float, freed: dict[PeerID, float]) -> Voting:
+        """A new round begins on the head, with what this peer said about it and held before it restarted."""
+        vote = self.restored.votes.get(self.head.hash)
         recent = self.chain.records[-RECENT_ROUNDS:]
         contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(self.head.voters)
         clock = RoundClock(now, contributors, freed=freed, ballot_seen=None if vote is None else now)
         self._fetcher.clear()
-        return Voting(
+        voting = Voting(
             self.head,
             vote,
             clock,
@@ -371,6 +348,11 @@ class Engine:
             config=self.config.timing,
             needed=max(1, self.config.min_peers, self.config.start_peers if self.head.round == 0 else 1),
         )
+        for contribution in self.restored.undecided:
+            if contribution.prev == self.head.hash:
+                voting.instance.held[contribution.digest] = contribution
+                voting.durable.add(contribution.digest)
+        return voting
 
     def _observe_offer(self, contribution: Contribution, now: float) -> None:
         freed = self._voting.clock.freed.pop(contribution.owner, None)

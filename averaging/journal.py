@@ -6,7 +6,7 @@ which is begun anew with every snapshot. A vote is in the journal before anybody
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -44,11 +44,19 @@ class DamagedJournal(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a peer's files say: its chain, its vote on the round after the head, and contributions to that round."""
+    """What a peer's files say: its chain, its votes by the record that they follow, and what may still be decided."""
 
     chain: Chain
-    vote: Vote | None
+    votes: Mapping[Hash, Vote]
     undecided: tuple[Contribution, ...]
+
+    def back_to(self, number: int) -> Restored:
+        """With the chain as it was after round `number`: later records must be fetched again, the votes stay."""
+        chain = Chain(self.chain.records[0])
+        for record, certificate in zip(self.chain.records[1 : number + 1], self.chain.certificates[1:], strict=False):
+            assert certificate is not None
+            chain.append(record, certificate, self.chain.contributions_of(record))
+        return Restored(chain, self.votes, self.undecided)
 
 
 def encode_commit(record: Record, certificate: Certificate) -> bytes:
@@ -81,6 +89,8 @@ def restore(
         for entry in log:
             data, fields = unpack_list(entry, "log entry", _ENTRY_BYTES_MAX, 2)
             record = parse_record(as_bytes(data, "log record", RECORD_BYTES_MAX))
+            if record.hash in chain:
+                continue  # It was fetched again, after the state behind it had been lost.
             if record.prev != chain.head.hash or record.round != chain.head.round + 1:
                 raise Malformed(f"log: round {record.round} does not follow round {chain.head.round}")
             found = [packets.get(m.digest) for m in record.members]
@@ -88,8 +98,8 @@ def restore(
             chain.append(record, parse_certificate(fields), held)
     except Malformed as error:
         raise DamagedJournal(str(error)) from error
-    undecided = tuple(c for c in packets.values() if c.prev == chain.head.hash)
-    return Restored(chain, votes.get(chain.head.hash), undecided)
+    undecided = tuple(c for c in packets.values() if c.prev not in chain or c.prev == chain.head.hash)
+    return Restored(chain, votes, undecided)
 
 
 def _read_entry(
@@ -107,7 +117,11 @@ def _read_entry(
         raise Malformed(f"journal: unknown entry {fields[0]!r}")
 
 
-def compacted(chain: Chain, vote: Vote, head: Hash, undecided: Sequence[Contribution]) -> list[bytes]:
-    """The journal begun anew: what a restart, or a peer that replays the log, may still ask for."""
-    packets = [encode_packet(c) for c in [*chain.retained(), *undecided]]
-    return [*packets, encode_vote(head, vote)] if vote != Vote() else packets
+def compacted(chain: Chain, vote: Vote, undecided: Sequence[Contribution], before: Restored) -> list[bytes]:
+    """The journal begun anew: what a restart, or a peer that replays the log, may still ask for. Of what was restored
+    that is what follows records which this peer has lost and not fetched again.
+    """
+    late = [c for c in before.undecided if c.prev not in chain]
+    packets = [encode_packet(c) for c in [*chain.retained(), *undecided, *late]]
+    votes = {head: said for head, said in before.votes.items() if head not in chain} | {chain.head.hash: vote}
+    return [*packets, *(encode_vote(head, said) for head, said in votes.items() if said != Vote())]

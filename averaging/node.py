@@ -187,8 +187,8 @@ class Node:
         async with self._writing:
             await self._flush()
             engine = self.engine
-            undecided: Sequence[Contribution] = list(engine.instance.held.values())
-            entries = journal.compacted(engine.chain, engine.instance.vote, engine.head.hash, undecided)
+            undecided = list(engine.instance.held.values())
+            entries = journal.compacted(engine.chain, engine.instance.vote, undecided, engine.restored)
             await self._storage.save_snapshot({**files, HEAD_FILE: record.hash}, entries)
 
     # The one task that decides.

@@ -19,6 +19,7 @@ from averaging.timing import Timing, TimingConfig
 from network.identity import Signer
 from network.seam import PeerID
 
+VotingMessage = Propose | Accepted | Prepare | Promise | Nack
 Fetch = Callable[[list[Hash], Record, list[PeerID], float, bool], None]
 """(digests, record, sources, now, at once): have these contributions fetched."""
 
@@ -54,11 +55,24 @@ class Voting:
 
     # What others say.
 
+    def receive(self, peer: PeerID, message: VotingMessage, now: float) -> None:
+        """Raises `Malformed`."""
+        if isinstance(message, Propose):
+            self.on_propose(peer, message, now)
+        elif isinstance(message, Accepted):
+            self.on_accepted(peer, message)
+        elif isinstance(message, Prepare):
+            self.on_prepare(peer, message, now)
+        elif isinstance(message, Promise):
+            self.on_promise(peer, message)
+        else:
+            self.on_nack(peer, message)
+
     def on_propose(self, peer: PeerID, message: Propose, now: float) -> None:
         instance, record = self.instance, message.record
-        flaw = instance.flaw(record)
-        if flaw is not None or message.ballot.owner != peer:
-            self._outbox.refuse(peer, f"proposal refused: {flaw or 'its ballot is not its own'}")
+        flaw = instance.flaw(record) or self._usurped(peer, message)
+        if flaw is not None:
+            self._outbox.refuse(peer, f"proposal refused: {flaw}")
             return
         if not instance.learn(record):
             return
@@ -68,6 +82,17 @@ class Voting:
             self.clock.proposed = now
         if instance.proposal is None or message.ballot > instance.proposal.ballot:
             instance.proposal = Proposal(message.ballot, record, message.carried, peer)
+
+    def _usurped(self, peer: PeerID, message: Propose) -> str | None:
+        """Why `peer` may not propose this at this ballot: two values at one ballot would undo everything."""
+        ballot, record = message.ballot, message.record
+        if ballot.owner != peer or peer not in self.head.voters:
+            return "its ballot is not its own"
+        if ballot.attempt == 0 and (peer != self.head.lead or message.carried):
+            return "ballot 0 belongs to the lead, and carries nothing on"
+        if not message.carried and (record.origin, record.attempt) != (peer, ballot.attempt):
+            return "it is not fresh, and not said to be carried on"
+        return None
 
     def on_accepted(self, peer: PeerID, message: Accepted) -> None:
         self._count(peer, message.ballot, message.record, message.signature)

@@ -159,7 +159,8 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
         snapshot = Snapshot(head, await parts.worker.run(parts.learner.dump, shared_only=True))
     commits = commits_of(restored.chain, restored.chain.records[number + 1 :])
     if commits is None:
-        raise journal.DamagedJournal("contributions since the snapshot are missing; move the folder away and join anew")
+        # A crash came after the log had jumped and before the state there was saved: jump again.
+        restored, commits = restored.back_to(number), []
     await parts.worker.run(replay, parts.learner, commits)
     return restored, snapshot
 

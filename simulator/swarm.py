@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -61,7 +61,10 @@ class SwarmConfig:
     speed_spread: float = 0.3
     """Peers differ in speed by up to this fraction."""
     start_peers: int | None = None
-    """Offers that the first round waits for; None for all."""
+    """Offers that the first round waits for; None for all that are there from the beginning."""
+    late_peers: int = 0
+    """So many of the peers, the last ones, join only after `late_seconds`."""
+    late_seconds: float = 10.0
     snapshot_bytes: int = 4000
     snapshot_seconds: float = 20.0
     validate_rounds: int = 20
@@ -100,7 +103,7 @@ async def run_swarm(
     *,
     payload_bytes_max: int = 1 << 20,
     on_report: Callable[[PeerID, Report], None] = lambda peer, report: None,
-    script: Callable[[Swarm], Awaitable[None]] | None = None,
+    script: Callable[[Swarm], Coroutine[Any, Any, None]] | None = None,
 ) -> Outcome:
     """Runs until the goal; raises `Disagreement`, `NoProgress`, or `BooksWrong` with toy learners (the default).
 
@@ -145,7 +148,7 @@ class Swarm:
         self.goal_reached = False
         self.alone_since = 0.0
 
-    async def run(self, script: Callable[[Swarm], Awaitable[None]] | None = None) -> Outcome:
+    async def run(self, script: Callable[[Swarm], Coroutine[Any, Any, None]] | None = None) -> Outcome:
         async with anyio.create_task_group() as tasks:
             for number in range(self.config.peers):
                 tasks.start_soon(self._live, number)
@@ -168,6 +171,8 @@ class Swarm:
     async def _live(self, number: int) -> None:
         """One peer through all its lives."""
         rng = random.Random(self.rng.getrandbits(32))
+        if number >= self.config.peers - self.config.late_peers:
+            await anyio.sleep(self.config.late_seconds)
         while number not in self.done:
             directory = SimulatedDirectory(self.facts, rng)
             with anyio.CancelScope() as scope:
@@ -223,7 +228,7 @@ class Swarm:
                 payload_bytes_max=self.payload_bytes_max,
                 weight_max=1 << 40,
                 snapshot_bytes=config.snapshot_bytes,
-                start_peers=config.peers if config.start_peers is None else config.start_peers,
+                start_peers=config.peers - config.late_peers if config.start_peers is None else config.start_peers,
             ),
             loop=LoopConfig(
                 rounds_goal=config.rounds,

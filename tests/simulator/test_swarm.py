@@ -1,0 +1,259 @@
+"""Production peers on virtual time: whatever breaks, all commit the same, nothing is counted twice, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgpack
+import pytest
+
+from averaging.messages import Accepted, Message, Prepare, Promise, Propose
+from averaging.node import HEAD_FILE, Node
+from averaging.record import parse_record
+from network.seam import PeerID
+from network.simulated import Link
+from peer.reports import Note, Report, RoundDone
+from simulator.swarm import Outcome, Swarm, SwarmConfig, run_swarm
+from simulator.toy import UNITS_PER_ROUND
+from simulator.virtual_time import run_virtual
+
+Script = Callable[[Swarm], Coroutine[Any, Any, None]]
+
+
+def run(config: SwarmConfig, script: Script | None = None, seen: list[tuple[PeerID, Report]] | None = None) -> Outcome:
+    """Whoever fails here prints the configuration, with its seed."""
+    print(config)
+    reports = [] if seen is None else seen
+    outcome = run_virtual(
+        lambda: run_swarm(config, script=script, on_report=lambda peer, report: reports.append((peer, report)))
+    )
+    assert outcome.rounds_committed >= config.rounds, f"seed {config.seed}: {outcome}"
+    return outcome
+
+
+async def wait_for_round(swarm: Swarm, number: int) -> None:
+    while swarm.checker.newest < number:  # noqa: ASYNC110
+        await anyio.sleep(0.05)
+
+
+def rounds_of(seen: list[tuple[PeerID, Report]]) -> dict[int, RoundDone]:
+    return {r.round: r for _, r in seen if isinstance(r, RoundDone)}
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
+def test_without_faults_every_round_has_every_member_and_all_tokens(peers: int) -> None:
+    seen: list[tuple[PeerID, Report]] = []
+    outcome = run(SwarmConfig(peers=peers, rounds=30, seed=peers, speed_spread=0.0), seen=seen)
+    rounds = rounds_of(seen)
+    assert sorted(rounds) == list(range(1, outcome.rounds_committed + 1))
+    # The first rounds teach the pace.
+    assert all(len(rounds[n].members) == peers for n in range(10, 31))
+    assert all(rounds[n].tokens - rounds[n - 1].tokens == UNITS_PER_ROUND * peers for n in range(11, 31))
+    assert outcome.fingerprints_equal
+    assert outcome.tokens_processed == outcome.tokens_merged
+    assert not outcome.notes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_crashes_lose_no_agreement(seed: int) -> None:
+    outcome = run(SwarmConfig(peers=3 + seed % 3, rounds=40, seed=seed, crash_rate=0.06, snapshot_seconds=5))
+    assert outcome.restarts >= 2
+
+
+def test_regular_kills_of_random_peers() -> None:
+    outcome = run(SwarmConfig(peers=4, rounds=40, seed=3, kill_every_seconds=4))
+    assert outcome.restarts > 5
+
+
+def test_a_slow_and_lossy_world() -> None:
+    run(SwarmConfig(peers=5, rounds=30, seed=1, dial_loss=0.5, link=Link(0.3, 0.3), crash_rate=0.02, speed_spread=0.8))
+
+
+@pytest.mark.parametrize("minority", [{0}, {4}, {0, 1}, {2, 4}])
+def test_the_majority_goes_on_through_a_partition_and_the_minority_follows(minority: set[int]) -> None:
+    rounds: dict[str, int] = {}
+
+    async def script(swarm: Swarm) -> None:
+        await wait_for_round(swarm, 5)
+        swarm.world.partition([swarm.signers[n].peer_id for n in minority])
+        await anyio.sleep(20)
+        rounds["apart"] = swarm.checker.newest
+        rounds["minority"] = max(swarm.members[n].loop.applied.round for n in minority)
+        swarm.world.heal()
+
+    outcome = run(SwarmConfig(peers=5, rounds=60, seed=1), script)
+    assert rounds["minority"] <= 7, "only what was decided when the world split"
+    assert rounds["apart"] > 12
+    assert outcome.fingerprints_equal
+
+
+@pytest.mark.parametrize("seconds", [3.0, 20.0, 60.0])
+def test_a_peer_that_slept_wakes_up_and_follows(seconds: float) -> None:
+    async def script(swarm: Swarm) -> None:
+        await wait_for_round(swarm, 5)
+        sleeper = swarm.signers[1].peer_id
+        swarm.world.freeze(sleeper)
+        await anyio.sleep(seconds)
+        assert swarm.checker.newest > 6, "the others went on"
+        swarm.world.thaw(sleeper)
+
+    assert run(SwarmConfig(peers=4, rounds=int(40 + 2 * seconds), seed=2), script).fingerprints_equal
+
+
+SAID: dict[str, type[Propose] | type[Accepted] | type[Prepare] | type[Promise]] = {
+    "propose": Propose,
+    "accepted": Accepted,
+    "prepare": Prepare,
+    "promise": Promise,
+}
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.001, 0.045])
+@pytest.mark.parametrize("said", sorted(SAID))
+def test_death_right_after_any_word(said: str, delay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever says the word for the third time dies: before it leaves, on its way, or when it has arrived."""
+    swarms: list[Swarm] = []
+    deaths: list[int] = []
+    count = 0
+    send = Node._send
+
+    def watched(node: Node, sends: list[tuple[PeerID, Message]]) -> None:
+        nonlocal count
+        send(node, sends)
+        if any(isinstance(message, SAID[said]) for _, message in sends):
+            count += 1
+            if count % 3 == 0 and len(deaths) < 6:
+                me = node.engine.me
+                deaths.append(next(n for n, s in enumerate(swarms[0].signers) if s.peer_id == me))
+
+    async def script(swarm: Swarm) -> None:
+        swarms.append(swarm)
+        done = 0
+        while True:
+            await anyio.sleep(0.0005)
+            if len(deaths) > done:
+                await anyio.sleep(delay)
+                swarm.crash(deaths[done])
+                done += 1
+            if said in ("prepare", "promise") and swarm.checker.newest > 3 * (done + 1) and len(deaths) == done < 4:
+                # Nobody takes over from a lead that lives.
+                heads = [m.node.head for m in swarm.members.values()]
+                lead = max(heads, key=lambda head: head.round).lead if heads else None
+                number = next((n for n, s in enumerate(swarm.signers) if s.peer_id == lead), None)
+                if number is not None and not deaths:
+                    swarm.crash(number)
+                    await anyio.sleep(1.0)
+
+    monkeypatch.setattr(Node, "_send", watched)
+    outcome = run(SwarmConfig(peers=4, rounds=40, seed=4, down_seconds=3), script)
+    assert deaths and outcome.restarts
+
+
+@pytest.mark.parametrize(("snapshot_bytes", "way"), [(1_000_000, "replay"), (100, "snapshot")])
+def test_a_late_joiner_catches_up(snapshot_bytes: int, way: str) -> None:
+    seen: list[tuple[PeerID, Report]] = []
+    config = SwarmConfig(
+        peers=4,
+        rounds=60,
+        seed=5,
+        late_peers=1,
+        late_seconds=15,
+        snapshot_bytes=snapshot_bytes,
+        snapshot_seconds=2 if way == "snapshot" else 1000,
+    )
+    outcome = run(config, seen=seen)
+    late = seen[-1][0] if len({p for p, _ in seen}) < 4 else max({p for p, _ in seen}, key=lambda p: first(seen, p))
+    mine = [r for p, r in seen if p == late]
+    jumped = any(isinstance(r, Note) and "took the state" in r.text for r in mine)
+    assert jumped == (way == "snapshot")
+    done = [r for r in mine if isinstance(r, RoundDone)]
+    assert (done[0].round == 1) == (way == "replay")
+    assert any(r.mine for r in done), "it takes part in the end"
+    assert outcome.fingerprints_equal
+
+
+def first(seen: list[tuple[PeerID, Report]], peer: PeerID) -> int:
+    return next(index for index, (p, _) in enumerate(seen) if p == peer)
+
+
+def test_a_restart_from_disk_keeps_votes() -> None:
+    """What a peer accepted is in its engine again when it comes back, if the round is still open."""
+    kept: list[bool] = []
+
+    async def script(swarm: Swarm) -> None:
+        for _ in range(12):
+            await wait_for_round(swarm, swarm.checker.newest + 1)
+            for number, member in sorted(swarm.members.items()):
+                vote = member.node.engine.instance.vote
+                if vote.accepted is not None and vote.accepted_ballot.attempt >= 0:
+                    head = member.node.head.hash
+                    swarm.crash(number)
+                    while number not in swarm.members:  # noqa: ASYNC110
+                        await anyio.sleep(0.001)
+                    engine = swarm.members[number].node.engine
+                    if engine.head.hash == head:
+                        kept.append(engine.instance.vote.accepted == vote.accepted)
+                    break
+            await anyio.sleep(0.03)
+
+    run(SwarmConfig(peers=3, rounds=60, seed=6, down_seconds=0.01, link=Link(0.1, 0.05)), script)
+    assert kept and all(kept)
+
+
+def test_a_crash_between_a_jump_and_its_snapshot_is_survived() -> None:
+    """The log on disk is then ahead of any state that the peer can rebuild: it goes back, and remembers its votes."""
+    crashes: list[int] = []
+
+    async def script(swarm: Swarm) -> None:
+        disk = swarm.disks[3]
+        await wait_for_round(swarm, 40)
+        swarm.crash(3)
+        length = len(disk.log)
+        while len(crashes) < 3:
+            await anyio.sleep(0.0005)
+            newest = parse_head(disk.snapshot)
+            if len(disk.log) > length + 3 and newest is not None and newest != disk_head(disk.log):
+                crashes.append(len(disk.log))
+                swarm.crash(3)
+            length = len(disk.log)
+
+    config = SwarmConfig(peers=4, rounds=150, seed=2, down_seconds=30, snapshot_bytes=100, snapshot_seconds=2)
+    run(config, script)
+    assert crashes
+
+
+def parse_head(snapshot: dict[str, bytes] | None) -> bytes | None:
+    return None if snapshot is None else snapshot[HEAD_FILE]
+
+
+def disk_head(log: list[bytes]) -> bytes:
+    return parse_record(msgpack.unpackb(log[-1])[0]).hash
+
+
+TRACE = """
+from simulator.swarm import SwarmConfig, run_swarm
+from simulator.virtual_time import run_virtual
+outcome = run_virtual(lambda: run_swarm(SwarmConfig(peers=4, rounds=25, seed=8, crash_rate=0.05, dial_loss=0.1)))
+print(outcome.trace)
+"""
+
+
+def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
+    root = Path(__file__).resolve().parents[2]
+    traces = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
+        done = subprocess.run(
+            [sys.executable, "-c", TRACE], cwd=root, env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
+        traces.add(done.stdout.strip())
+    assert len(traces) == 1
+    other = run(SwarmConfig(peers=4, rounds=25, seed=9, crash_rate=0.05, dial_loss=0.1))
+    assert other.trace not in traces

@@ -37,10 +37,9 @@ def run_averager() -> None:
             try:
                 group = averager.step(timeout=ROUND_SECONDS_MAX / 2, allow_retries=False)
             except Exception as error:  # It raises many kinds; a failed round is a result too.
-                answer({"seconds": None, "error": repr(error)[:200]})
+                answer({"ready": ready, "done": None, "error": repr(error)[:200]})
                 continue
-            done = time.monotonic()
-            answer({"seconds": done - ready, "members": len(group) if group else 0})
+            answer({"ready": ready, "done": time.monotonic(), "members": len(group) if group else 0})
     finally:
         if averager is not None:
             averager.shutdown()

@@ -6,8 +6,8 @@ Four peers on loopback, each a process with a daemon of its own, are ready at th
 timed from the offer until the round is committed durably, applied, and the new anchor's fingerprint known: with random
 payloads of several sizes under a learner that only hashes, and with the real learner (1.05 million float32 parameters,
 the `distro` chain). `hivemind.DecentralizedAverager` averages 1 million float32 parameters among four processes; its
-`step` is timed from call to return. The cases take turns, so that they meet the same machine. A round's time is that
-of its slowest peer.
+`step` is timed from call to return. The cases take turns, so that they meet the same machine. A round's time runs
+from the moment at which the last peer is ready to that at which the last one is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODULE = "benchmarks.round_peer"
 @final
 @dataclass(slots=True)
 class Case:
-    """One kind of round; `seconds` has one value a round, that of its slowest peer."""
+    """One kind of round; `seconds` has one value a round: from the last peer's readiness to the last one's end."""
 
     name: str
     children: Sequence[Child]
@@ -58,19 +58,22 @@ class Case:
     def _note(self, answers: Sequence[dict[str, Any]]) -> None:
         fingerprints = {answer.get("fingerprint") for answer in answers}
         assert len(fingerprints) == 1, "peers differ after a round"
-        whole = all(a["seconds"] is not None and a["members"] == len(self.children) for a in answers)
+        whole = all(a["done"] is not None and a["members"] == len(self.children) for a in answers)
         if not whole:
             self.failed += 1
             return
-        self.seconds.append(max(answer["seconds"] for answer in answers))
-        self.decided_seconds.append(max(answer.get("decided_seconds", 0.0) for answer in answers))
+        ready = max(answer["ready"] for answer in answers)
+        self.seconds.append(max(answer["done"] for answer in answers) - ready)
+        if "decided" in answers[0]:
+            self.decided_seconds.append(max(answer["decided"] for answer in answers) - ready)
         self.payloads.append(max(answer.get("bytes", 0) for answer in answers))
 
     def as_json(self) -> dict[str, object]:
         result: dict[str, object] = {"name": self.name, "failed": self.failed, "rounds": len(self.seconds)}
         if self.seconds:
             result["seconds"] = Figure.of(self.seconds).as_json()
-            result["decided_seconds"] = Figure.of(self.decided_seconds).as_json()
+            if self.decided_seconds:
+                result["decided_seconds"] = Figure.of(self.decided_seconds).as_json()
             result["payload_bytes"] = Figure.of(self.payloads).median
         return result
 
@@ -134,7 +137,7 @@ def show(cases: Sequence[Case]) -> None:
             continue
         figure = measured[case.name]
         payload = f"{Figure.of(case.payloads).median / 1000:.1f} kB" if max(case.payloads) else ""
-        decided = f"{1000 * Figure.of(case.decided_seconds).median:.1f}" if max(case.decided_seconds) else ""
+        decided = f"{1000 * Figure.of(case.decided_seconds).median:.1f}" if case.decided_seconds else ""
         ratio = f"{rival.median / figure.median:.1f}" if rival is not None and case.name != AVERAGER else ""
         print(f"{case.name:<38}{payload:>10}{figure.text(1000):>28}{decided:>9}{case.failed:>8}{ratio:>8}")
 

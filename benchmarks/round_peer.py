@@ -169,15 +169,14 @@ class _Rounds:
         answer({"linked": len(others)})
 
     async def _round(self, begin: float, payload_bytes: int) -> dict[str, object]:
-        """Seconds from the finished payload, at `begin`, to the fingerprint of the next anchor."""
+        """When the payload was ready (at `begin` or later), the round decided, and the next anchor known."""
         learner, node, worker = self._learner, self._node, self._worker
         if isinstance(learner, HashLearner):
             learner.payload_bytes = payload_bytes
         number = node.head.round
         await worker.run(learner.train, number, lambda: False)
         payload = await worker.run(learner.pack)
-        late = time.monotonic() - begin
-        await anyio.sleep(max(0.0, -late))
+        await anyio.sleep(max(0.0, begin - time.monotonic()))
         with anyio.fail_after(ROUND_SECONDS_MAX):
             ready = time.monotonic()
             offered = await node.offer(payload, 1, True)
@@ -190,9 +189,9 @@ class _Rounds:
             done = time.monotonic()
         node.anchored(commit.record.hash, base)
         return {
-            "seconds": done - ready,
-            "decided_seconds": decided - ready,
-            "late": late,
+            "ready": ready,
+            "decided": decided,
+            "done": done,
             "members": len(commit.record.members),
             "bytes": len(payload),
             "fingerprint": base.hex(),

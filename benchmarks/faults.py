@@ -26,7 +26,7 @@ from typing import final
 
 import anyio
 
-from benchmarks.figures import Figure, circumstances, write_json
+from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, write_json
 from benchmarks.resources import name_of, resident_bytes
 from benchmarks.swarm import Heard, Swarm, SwarmFailed, SwarmPeer, open_swarm
 from simulator.options import SimulateOptions
@@ -80,6 +80,7 @@ def main() -> None:
     options = parser.parse_args()
     times = options.times or (1 if options.quick else 5)
     rounds = 60 if options.quick else 260
+    end_cleanly_when_told()
     before = circumstances()
     results = anyio.run(measure, times, rounds, random.Random(options.seed))
     write_json(options.json, results, before)

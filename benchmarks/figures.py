@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -49,6 +50,11 @@ def circumstances() -> dict[str, object]:
     load = [round(value, 1) for value in os.getloadavg()]
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     return {"date": date, "commit": commit or "unknown", "machine": MACHINE, "load": load}
+
+
+def end_cleanly_when_told() -> None:
+    """SIGTERM ends a script as Ctrl+C does: with all processes that it started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def write_json(path: Path | None, results: dict[str, object], before: dict[str, object]) -> None:

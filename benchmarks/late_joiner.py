@@ -20,7 +20,7 @@ from typing import final
 
 import anyio
 
-from benchmarks.figures import circumstances, write_json
+from benchmarks.figures import circumstances, end_cleanly_when_told, write_json
 from benchmarks.resources import name_of
 from benchmarks.swarm import Swarm, SwarmPeer, open_swarm
 from network.traffic import TrafficMeter
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     rounds = (10, 30) if options.quick else (10, 30, 100, 200, 300)
+    end_cleanly_when_told()
     before = circumstances()
     joins = anyio.run(measure, rounds)
     write_json(options.json, {"joins": [{n: getattr(j, n) for n in Join.__slots__} for j in joins]}, before)

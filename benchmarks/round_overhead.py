@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, final
 
 from benchmarks.children import Child, ask_all, open_children
-from benchmarks.figures import Figure, circumstances, write_json
+from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, write_json
 from benchmarks.round_peer import ROUND_SECONDS_MAX, START_PEERS
 
 SIZES = (10_000, 100_000, 400_000, 1_000_000)
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--without-averager", action="store_true", help="ours alone")
     options = parser.parse_args()
     turns, rounds = (2, 3) if options.quick else (8, 8)
+    end_cleanly_when_told()
     before = circumstances()
     with tempfile.TemporaryDirectory(prefix="peer-benchmark-") as folder, ExitStack() as stack:
         cases = open_cases(stack, Path(folder), with_averager=not options.without_averager)

@@ -26,7 +26,9 @@ find_python() {
 run_module() { # MODULE ARGUMENTS...
     PYTHONPATH=$PEER_ROOT${PYTHONPATH:+:$PYTHONPATH}
     PYTHONSAFEPATH=1
-    export PYTHONPATH PYTHONSAFEPATH
+    # Threads that spin while they wait make a busy machine many times slower: torch's must sleep.
+    OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+    export PYTHONPATH PYTHONSAFEPATH OMP_WAIT_POLICY
     exec "$PEER_ROOT/.venv/bin/python" -c \
         'import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' \
         "$@"

@@ -27,6 +27,8 @@ VALIDATION_SEQUENCES = 64
 VALIDATION_BATCH = 16
 MISSED_ROUNDS_MAX = 256
 """A contribution may hold the tokens of so many rounds that were missed; more is not believed."""
+SMALL_MODEL_MAX = 200_000
+"""Of layers times width squared."""
 _PARAMETER_BYTES = 4
 
 
@@ -50,6 +52,8 @@ def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), device: str =
 def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -> Built:
     method, seed = spec.training_method, spec.run.seed
     context = model_config(spec.model.name).context
+    if torch.get_num_threads() > 1 and is_small(spec.model.name):
+        torch.set_num_threads(1)
     model: nn.Module = build_model(spec.model.name, seed)
     rules = rules_of(method, parse_chain)
     state = initial_state(model, rules)
@@ -71,6 +75,12 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     parameters = sum(t.numel() for t in state.anchor.values())
     snapshots = SnapshotConfig(bytes_max=2 * state_bytes + (1 << 20))
     return Built(TorchLearner(me, state, rules, trainer, held_out), parameters, engine, snapshots, method)
+
+
+def is_small(model: str) -> bool:
+    """Whether one thread trains it as fast as two: its matrices are too small to share (gpt-nano, gpt-mini)."""
+    config = model_config(model)
+    return config.layers * config.width**2 < SMALL_MODEL_MAX
 
 
 def payload_bytes_max(rules: Rules, specs: list[TensorSpec]) -> int:

@@ -21,4 +21,6 @@ class EngineConfig:
     """Offers that the first round waits for."""
     min_peers: int = 1
     """Contributions that any round needs."""
+    max_peers: int = 64
+    """Contributions that a round takes at most; whoever finds it full joins the next."""
     timing: TimingConfig = field(default_factory=TimingConfig)

@@ -347,6 +347,7 @@ class Engine:
             fetch=self._fetch,
             config=self.config.timing,
             needed=max(1, self.config.min_peers, self.config.start_peers if self.head.round == 0 else 1),
+            members_max=self.config.max_peers,
         )
         for contribution in self.restored.undecided:
             if contribution.prev == self.head.hash:

@@ -11,7 +11,7 @@ from typing import final
 
 from averaging.contribution import Contribution
 from averaging.messages import Promise
-from averaging.record import NO_BALLOT, NORMAL, Ballot, Certificate, Hash, Member, Record
+from averaging.record import MEMBERS_MAX, NO_BALLOT, NORMAL, Ballot, Certificate, Hash, Member, Record
 from network.seam import PeerID
 
 OFFERS_PER_PEER_MAX = 8
@@ -43,9 +43,10 @@ class Proposal:
 class Instance:
     """The state of the round that follows `head`, as seen by one peer."""
 
-    def __init__(self, head: Record, vote: Vote, base: bytes | None = None) -> None:
+    def __init__(self, head: Record, vote: Vote, base: bytes | None = None, *, members_max: int = MEMBERS_MAX) -> None:
         self.head = head
         self.vote = vote
+        self.members_max = members_max
         self.base = base
         """Fingerprint of this peer's own state at `head`; None until it is computed."""
         self.offers: dict[PeerID, Contribution] = {}
@@ -75,9 +76,16 @@ class Instance:
         self.offers[contribution.owner] = contribution
         return True
 
+    def usable_owners(self) -> set[PeerID]:
+        """Of `usable`, whose."""
+        return {peer for peer, c in self.offers.items() if c.base == self.base}
+
     def usable(self) -> list[Contribution]:
-        """The offers that a fresh proposal of this peer may name: made from the same anchor as its own."""
-        return [c for _, c in sorted(self.offers.items()) if c.base == self.base]
+        """The offers that a fresh proposal of this peer may name, by peer id: made from the same anchor as its own, and
+        of those the first to come, as many as a round takes.
+        """
+        same = [c for c in self.offers.values() if c.base == self.base]
+        return sorted(same[: self.members_max], key=lambda c: c.owner)
 
     # R2, R5: proposing.
 

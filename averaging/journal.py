@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import msgpack
 
@@ -105,16 +105,20 @@ def restore(
 def _read_entry(
     entry: bytes, votes: dict[Hash, Vote], packets: dict[Hash, Contribution], signer: Signer, payload_bytes_max: int
 ) -> None:
-    fields: Any = as_list(msgpack.unpackb(entry, raw=False), "journal entry", 5)
-    if fields[0] == _PACKET:
-        contribution = parse_contribution(fields[1], signer, payload_bytes_max + HEADER_BYTES_MAX)
+    try:
+        kind, *fields = as_list(msgpack.unpackb(entry, raw=False), "journal entry", 5)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Malformed(f"journal: not an entry ({error})") from error
+    if kind == _PACKET and len(fields) == 1:
+        data = as_bytes(fields[0], "journal packet", _ENTRY_BYTES_MAX)
+        contribution = parse_contribution(data, signer, payload_bytes_max + HEADER_BYTES_MAX)
         packets[contribution.digest] = contribution
-    elif fields[0] == _VOTE:
-        _, head, promised, accepted_ballot, accepted = fields
-        record = parse_record(accepted) if accepted is not None else None
+    elif kind == _VOTE and len(fields) == 4:
+        head, promised, accepted_ballot, accepted = fields
+        record = parse_record(as_bytes(accepted, "vote", RECORD_BYTES_MAX)) if accepted is not None else None
         votes[as_hash(head, "vote.head")] = Vote(parse_ballot(promised), parse_ballot(accepted_ballot), record)
     else:
-        raise Malformed(f"journal: unknown entry {fields[0]!r}")
+        raise Malformed(f"journal: unknown entry {kind!r}")
 
 
 def compacted(chain: Chain, vote: Vote, undecided: Sequence[Contribution], before: Restored) -> list[bytes]:

@@ -84,7 +84,10 @@ class Node:
         self.links = Links(
             network,
             f"{PROTOCOL}/{run_id[:16]}",
-            LinksConfig(frame_bytes_max=config.engine.payload_bytes_max + _FRAME_OVERHEAD_BYTES),
+            LinksConfig(
+                frame_bytes_max=config.engine.payload_bytes_max + _FRAME_OVERHEAD_BYTES,
+                links_max=2 * config.engine.max_peers,
+            ),
             rng,
             on_message=self._on_message,
             on_up=lambda peer: self._put(lambda now: self.engine.connected(peer, now)),
@@ -118,7 +121,9 @@ class Node:
         return contribution
 
     def anchored(self, head: Hash, base: bytes) -> None:
-        self._put(lambda now: self.engine.anchored(head, base, now))
+        """The state after `head` has the fingerprint `base`; from now on `offer` works, if nothing followed `head`."""
+        self.engine.anchored(head, base, anyio.current_time())
+        self._wake.set()
 
     def leave(self) -> None:
         self._put(self.engine.leave)
@@ -210,11 +215,11 @@ class Node:
 
     async def _step(self) -> None:
         if not self._inbox:
-            self._wake = anyio.Event()
-            now = anyio.current_time()
-            wake_at = self.engine.next_wake(now)
+            wake_at = self.engine.next_wake(anyio.current_time())
             with anyio.CancelScope(deadline=wake_at):
                 await self._wake.wait()
+        # Only now: what the training loop did while the last step was being written is to be performed at once.
+        self._wake = anyio.Event()
         now = anyio.current_time()
         while self._inbox:
             self._inbox.popleft()(now)

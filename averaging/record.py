@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NewType, final
 
 import msgpack
@@ -128,6 +128,8 @@ def sha256(data: bytes) -> Hash:
 # Parsing: the only place where strangers' records become values.
 
 
+# The same record comes from many peers and in many messages.
+@lru_cache(maxsize=256)
 def parse_record(data: bytes) -> Record:
     """Raises `Malformed`; the record is well-formed, not yet valid (see `averaging.rules`)."""
     fields = unpack_list(data, "record", RECORD_BYTES_MAX, 10)

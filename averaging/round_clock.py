@@ -35,7 +35,7 @@ class RoundClock:
     def start_if_enough(self, now: float, instance: Instance, needed: int, alive: Alive) -> None:
         """Starts the grace when half of those expected, and as many as the run demands, have offered."""
         if self.started is None and instance.base is not None:
-            offered = len(instance.usable())
+            offered = len(instance.usable_owners())
             if offered >= needed and 2 * offered >= sum(map(alive, self.contributors)):
                 self.started = now
 
@@ -43,8 +43,9 @@ class RoundClock:
         """When the group of this round closes; None while too few have offered or a proposal is in the air."""
         if self.started is None or self.proposed is not None or instance.base is None:
             return None
-        offered = {c.owner for c in instance.usable()}
-        missing = [p for p in sorted(self.contributors - offered) if alive(p)]
+        offered = instance.usable_owners()
+        is_full = len(offered) >= instance.members_max
+        missing = [] if is_full else [p for p in sorted(self.contributors - offered) if alive(p)]
         return self.started + self._grace_seconds(timing, config, offered, missing)
 
     def _grace_seconds(

@@ -39,9 +39,10 @@ class Voting:
         fetch: Fetch,
         config: TimingConfig,
         needed: int,
+        members_max: int,
     ) -> None:
         self.head = head
-        self.instance = Instance(head, vote or Vote())
+        self.instance = Instance(head, vote or Vote(), members_max=members_max)
         self.clock = clock
         self.durable: set[Hash] = set()
         """Contributions that are on disk already."""

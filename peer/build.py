@@ -71,6 +71,7 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
         snapshot_bytes=state_bytes,
         start_peers=spec.group.start_peers,
         min_peers=spec.group.min_peers,
+        max_peers=spec.group.max_peers,
     )
     parameters = sum(t.numel() for t in state.anchor.values())
     snapshots = SnapshotConfig(bytes_max=2 * state_bytes + (1 << 20))

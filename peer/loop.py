@@ -138,7 +138,10 @@ class PeerLoop:
     async def _contribute(self) -> None:
         """Offers what was trained and waits until the round is committed, with it or without."""
         payload = await self._worker.run(self._learner.pack)
-        willing = self._me in self._applied.voters or self._committed_mine > 0
+        # Whoever is there at the first round is a founder. Later a newcomer votes from its second commit on, so that a
+        # crowd that comes and goes never holds the majority.
+        is_known = self._me in self._applied.voters or self._committed_mine > 0
+        willing = is_known or self._applied.round == 0
         while True:
             offered = await self._node.offer(payload, self._pending_tokens, willing)
             if offered is not None:

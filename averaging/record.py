@@ -184,7 +184,10 @@ def parse_certificate(fields: Any) -> Certificate:
     for pair in as_list(pairs, "certificate.signatures", MEMBERS_MAX):
         peer, signature = as_list(pair, "certificate.signature", 2, exact=True)
         signatures[as_peer(peer, "certificate.peer")] = as_bytes(signature, "signature", SIGNATURE_BYTES, exact=True)
-    return Certificate(parse_ballot(ballot), signatures)
+    parsed = parse_ballot(ballot)
+    if parsed == NO_BALLOT:
+        raise Malformed("certificate.ballot: missing")
+    return Certificate(parsed, signatures)
 
 
 def unpack_list(data: bytes, what: str, bytes_max: int, length: int) -> list[Any]:

@@ -30,9 +30,13 @@ class Chaos:
     loss: float = 0.0
     breaks: float = 0.0
     crashes: float = 0.0
+    torn: float = 0.0
+    """The share of durable writes in whose middle the peer crashes."""
     down_seconds: float = 2.0
     compute: float = 0.5
     start_peers: int = 1
+    compact_rounds: int = 32
+    """Every so many rounds the journal is begun anew; half as many rounds can still be replayed by others."""
 
 
 @dataclass
@@ -49,6 +53,8 @@ class ToyPeer:
     computing: bool = False
     offered_on: bytes = b""
     speed: float = 1.0
+    tick_at: float = float("inf")
+    jumping: bool = False
 
 
 class EngineSwarm:
@@ -66,6 +72,7 @@ class EngineSwarm:
         self.trace = hashlib.sha256()
         self.messages = 0
         self.crashes = 0
+        self.jumps = 0
         self.config = EngineConfig(
             payload_bytes_max=1000,
             weight_max=1000,
@@ -94,7 +101,7 @@ class EngineSwarm:
         peer.state, peer.round = bytes(16), 0
         for record in restored.chain.records[1:]:
             self.apply(peer, record)
-        peer.offered_on, peer.computing = b"", False
+        peer.offered_on, peer.computing, peer.jumping = b"", False, False
         peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
         for other in self.peers:
             if other is not peer and other.engine is not None:
@@ -132,6 +139,7 @@ class EngineSwarm:
         peer.engine = None
         peer.life += 1
         peer.lazy, peer.lazy_log = [], []
+        peer.tick_at = float("inf")
         for other in self.peers:
             if other.engine is not None:
                 other.engine.disconnected(peer.signer.peer_id)
@@ -178,21 +186,39 @@ class EngineSwarm:
             return
         actions = peer.engine.drain()
         self.perform(peer, actions)
-        if peer.engine is not None:
-            wake = max(0.0, peer.engine.next_wake(self.now) - self.now)
-            self.at(wake + 1e-6, self.guard(peer, lambda: self.tick(peer)))
+        self.set_timer(peer)
 
-    def tick(self, peer: ToyPeer) -> None:
+    def set_timer(self, peer: ToyPeer) -> None:
+        """One timer a peer is enough: a timer that fires too early sets the next."""
+        if peer.engine is not None:
+            wake = max(self.now, peer.engine.next_wake(self.now)) + 1e-6
+            if wake < peer.tick_at:
+                peer.tick_at = wake
+                self.at(wake - self.now, self.guard(peer, lambda: self.tick(peer, wake)))
+
+    def tick(self, peer: ToyPeer, wake: float) -> None:
         assert peer.engine is not None
+        if wake != peer.tick_at:
+            return  # An earlier one has taken its place.
+        peer.tick_at = float("inf")
         if peer.engine.next_wake(self.now) <= self.now:
             peer.engine.tick(self.now)
             self.after(peer)
+        else:
+            self.set_timer(peer)
 
     def perform(self, peer: ToyPeer, actions: Actions) -> None:
         peer.lazy += actions.lazy
         peer.lazy_log += actions.log
         if actions.entries:
-            peer.journal += [*peer.lazy, *actions.entries]
+            entries = [*peer.lazy, *actions.entries]
+            if self.chaos.torn and self.rng.random() < self.chaos.torn:
+                kept = self.rng.randint(0, len(entries) + len(peer.lazy_log))
+                peer.journal += entries[:kept]
+                peer.log += peer.lazy_log[: max(0, kept - len(entries))]
+                self.crash(peer)
+                return
+            peer.journal += entries
             peer.log += peer.lazy_log
             peer.lazy, peer.lazy_log = [], []
         for target, message in actions.sends:
@@ -202,8 +228,42 @@ class EngineSwarm:
             self.apply(peer, commit.record)
         if actions.commits and peer.engine is not None:
             peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
+            if peer.round % self.chaos.compact_rounds == 0:
+                self.compact(peer)
             self.compute(peer)
             self.after(peer)
+        if actions.wants_snapshot and peer.engine is not None and not peer.jumping:
+            peer.jumping = True
+            self.at(self.rng.uniform(0.05, 0.3), self.guard(peer, lambda: self.jump(peer)))
+
+    def compact(self, peer: ToyPeer) -> None:
+        """As after a snapshot: what is older than it is no longer kept."""
+        engine = peer.engine
+        assert engine is not None
+        engine.chain.forget_before(peer.round - self.chaos.compact_rounds // 2)
+        peer.log += peer.lazy_log
+        peer.lazy, peer.lazy_log = [], []
+        held = list(engine.instance.held.values())
+        peer.journal = journal.compacted(engine.chain, engine.instance.vote, held, engine.restored)
+
+    def jump(self, peer: ToyPeer) -> None:
+        """Takes the state of another peer, if the gap certifies it."""
+        peer.jumping = False
+        engine = peer.engine
+        assert engine is not None
+        heads = [p.engine.head for p in self.peers if p is not peer and p.engine is not None]
+        head = next((h for h in heads if engine.catch_up.child_of(h.hash) is not None), None)
+        if head is None:
+            engine.catch_up.snapshot_failed()
+        elif engine.adopt(head.hash, self.now):
+            self.jumps += 1
+            for record in engine.chain.records[peer.round + 1 :]:
+                known = self.committed.setdefault(record.round, record)
+                assert known.hash == record.hash, f"round {record.round}: two different records were committed"
+            peer.round, peer.state = head.round, self.states[head.round]
+            engine.anchored(head.hash, peer.state, self.now)
+            self.compute(peer)
+        self.after(peer)
 
     def send(self, source: ToyPeer, target: ToyPeer, data: bytes) -> None:
         self.messages += 1
@@ -226,4 +286,5 @@ class EngineSwarm:
             "members": sum(sizes) / max(1, len(sizes)),
             "messages": self.messages,
             "crashes": self.crashes,
+            "jumps": self.jumps,
         }

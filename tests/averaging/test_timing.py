@@ -1,0 +1,154 @@
+"""Deadlines: bounded whatever was observed, longer after failures, and nobody is waited for in vain."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from averaging.instance import Instance, Vote
+from averaging.record import Ballot
+from averaging.round_clock import RoundClock
+from averaging.timing import Estimate, Timing, TimingConfig, take_over_seconds, waited_for
+from network.seam import PeerID
+from tests.averaging.strategies import SIGNERS, child_of, first, offer_of
+
+CONFIG = TimingConfig()
+seconds = st.floats(0, 1e6)
+estimates = st.builds(Estimate, seconds, seconds, st.integers(0, 3))
+PEERS = [s.peer_id for s in SIGNERS]
+timings = st.builds(Timing, estimates, estimates, st.dictionaries(st.sampled_from(PEERS), estimates))
+subsets = st.sets(st.sampled_from(PEERS))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_an_estimate_stays_among_what_was_observed(values: list[float]) -> None:
+    estimate = Estimate()
+    for value in values:
+        estimate = estimate.observed(value)
+    slack = 1e-6 * max(values) + 1e-9
+    assert min(values) - slack <= estimate.mean <= max(values) + slack
+    assert estimate.deviation >= 0
+    assert estimate.high >= estimate.mean
+    assert estimate.count == len(values)
+
+
+def test_an_estimate_of_a_steady_pace_becomes_sure() -> None:
+    estimate = Estimate()
+    for _ in range(50):
+        estimate = estimate.observed(3.0)
+    assert estimate.mean == 3.0
+    assert estimate.high < 3.001
+
+
+@given(timings, subsets, subsets)
+def test_only_the_missing_are_waited_for_and_the_unknown_always_are(
+    timing: Timing, present: set[PeerID], missing: set[PeerID]
+) -> None:
+    missing -= present
+    peers = waited_for(timing, sorted(present), sorted(missing))
+    assert set(peers) <= missing
+    assert peers == sorted(peers)
+    assert {p for p in missing if p not in timing.cycles} <= set(peers)
+
+
+@given(timings, subsets, subsets)
+def test_who_is_faster_than_one_waited_for_is_waited_for(
+    timing: Timing, present: set[PeerID], missing: set[PeerID]
+) -> None:
+    missing -= present
+    peers = set(waited_for(timing, sorted(present), sorted(missing)))
+    slowest = max((timing.cycles[p].mean for p in peers if p in timing.cycles), default=-1.0)
+    assert all(p in peers for p in missing if p in timing.cycles and timing.cycles[p].mean <= slowest)
+
+
+def test_equals_are_waited_for_and_one_ten_times_slower_is_not() -> None:
+    pace = {p: Estimate(1.0, 0.1, 9) for p in PEERS[:4]} | {PEERS[4]: Estimate(10.0, 0.1, 9)}
+    timing = Timing(cycles=pace)
+    assert waited_for(timing, PEERS[:2], PEERS[2:5]) == sorted(PEERS[2:4])
+
+
+attempts = st.integers(0, 40)
+ranks = st.integers(0, 16)
+
+
+@given(timings, seconds, ranks, attempts)
+def test_a_take_over_waits_between_its_bounds(timing: Timing, length: float, rank: int, attempt: int) -> None:
+    wait = take_over_seconds(timing, CONFIG, length, rank, attempt)
+    assert CONFIG.delay_seconds_min <= wait <= CONFIG.delay_seconds_max
+
+
+@given(timings, seconds, ranks, attempts)
+def test_later_ranks_and_later_attempts_wait_longer(timing: Timing, length: float, rank: int, attempt: int) -> None:
+    wait = take_over_seconds(timing, CONFIG, length, rank, attempt)
+    assert wait <= take_over_seconds(timing, CONFIG, length, rank + 1, attempt)
+    assert wait <= take_over_seconds(timing, CONFIG, length, rank, attempt + 1)
+
+
+def test_ranks_are_a_round_trip_apart_and_attempts_double() -> None:
+    timing = Timing(decide=Estimate(0.5, 0.1, 9), interval=Estimate(100.0, 0.0, 9))
+    waits = [take_over_seconds(timing, CONFIG, 10.0, rank, 0) for rank in range(3)]
+    assert waits == [1.0, 1.5, 2.0]
+    assert [take_over_seconds(timing, CONFIG, 10.0, 0, n) for n in range(4)] == [1.0, 2.0, 4.0, 8.0]
+
+
+@given(timings, st.sets(st.sampled_from(range(4)), min_size=1), st.floats(0, 1e4), st.floats(0, 1e4), st.data())
+def test_a_group_closes_within_twice_its_length(
+    timing: Timing, offered: set[int], began: float, opened: float, data: st.DataObject
+) -> None:
+    alive = data.draw(subsets)
+    head = first(4)
+    instance = Instance(head, Vote(), head.base)
+    for number in offered:
+        instance.hold(offer_of(SIGNERS[number], head))
+    clock = RoundClock(began, frozenset(head.voters), started=began + opened)
+    clock.freed = data.draw(st.dictionaries(st.sampled_from(PEERS), seconds))
+    close = clock.close_at(instance, timing, CONFIG, alive.__contains__)
+    assert close is not None
+    grace = close - (began + opened)
+    assert -1e-6 <= grace <= min(2 * max(opened, CONFIG.delay_seconds_min), CONFIG.delay_seconds_max) + 1e-6
+    if offered == set(range(4)):
+        assert grace == 0, "nobody is missing"
+
+
+def test_the_grace_starts_when_half_of_the_living_and_as_many_as_needed_have_offered() -> None:
+    head = first(4)
+    instance = Instance(head, Vote(), head.base)
+    clock = RoundClock(0.0, frozenset(head.voters))
+    instance.hold(offer_of(SIGNERS[0], head))
+    clock.start_if_enough(1.0, instance, 1, lambda peer: True)
+    assert clock.started is None, "one of four"
+    instance.hold(offer_of(SIGNERS[1], head))
+    clock.start_if_enough(2.0, instance, 3, lambda peer: True)
+    assert clock.started is None, "the run demands three"
+    clock.start_if_enough(3.0, instance, 2, lambda peer: True)
+    assert clock.started == 3.0
+    alone = RoundClock(0.0, frozenset(head.voters))
+    alone.start_if_enough(1.0, instance, 1, lambda peer: peer == SIGNERS[0].peer_id)
+    assert alone.started == 1.0, "the others are gone"
+
+
+def test_nothing_closes_while_a_proposal_is_in_the_air_and_only_voters_take_over() -> None:
+    head = first(3)
+    instance = Instance(head, Vote(), head.base)
+    instance.hold(offer_of(SIGNERS[0], head))
+    clock = RoundClock(0.0, frozenset(head.voters), started=1.0)
+    assert clock.close_at(instance, Timing(), CONFIG, lambda peer: True) is not None
+    clock.proposed = clock.ballot_seen = 2.0
+    assert clock.close_at(instance, Timing(), CONFIG, lambda peer: True) is None
+    for voter in head.voters:
+        at = clock.take_over_at(voter, instance, Timing(), CONFIG, lambda peer: True)
+        assert at is not None and at > 2.0
+    assert clock.take_over_at(SIGNERS[5].peer_id, instance, Timing(), CONFIG, lambda peer: True) is None
+
+
+def test_the_lead_waits_for_itself_only_if_it_may_not_propose() -> None:
+    head = first(2)
+    lead = head.lead
+    offer = offer_of(SIGNERS[0], head)
+    clock = RoundClock(0.0, frozenset(head.voters), started=1.0)
+    free = Instance(head, Vote(), head.base)
+    free.hold(offer)
+    assert clock.take_over_at(lead, free, Timing(), CONFIG, lambda peer: True) is None
+    bound = Instance(head, Vote(Ballot(0, lead), Ballot(0, lead), child_of(head, [offer])), head.base)
+    bound.hold(offer)
+    assert clock.take_over_at(lead, bound, Timing(), CONFIG, lambda peer: True) is not None

@@ -14,6 +14,9 @@ from network.identity import Signer
 from network.seam import PeerID
 
 PENDING_MAX = 200_000
+ASKED_IN_VAIN_MAX = 5
+REPLAY_SECONDS_MAX = 30.0
+"""Contributions that do not come for so long are not there, whatever a log says."""
 REPLAY_ROUNDS_MAX = 48
 """A longer gap is jumped if a donor can be found: replaying costs a merge and a step for each round."""
 
@@ -34,18 +37,25 @@ class CatchUp:
         self.wants_snapshot = False
         self._no_donor = False
         self._ahead: dict[PeerID, tuple[float, int]] = {}
+        self._asked: dict[PeerID, int] = {}
+        self._doubted: dict[PeerID, int] = {}
         self._asked_at: float | None = None
         self._turn = 0
+        self._waiting_for: Hash | None = None
+        self._waiting_since = 0.0
 
     # Who is ahead, and whom to ask.
 
     def notice(self, peer: PeerID, number: int, now: float) -> None:
         """`peer` spoke of a record that this peer does not know, of round `number` at least."""
+        if number <= self._doubted.get(peer, 0):
+            return
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
 
     def lost(self, peer: PeerID) -> None:
-        self._ahead.pop(peer, None)
+        for known in (self._ahead, self._asked, self._doubted):
+            known.pop(peer, None)
 
     @property
     def behind_since(self) -> float | None:
@@ -59,11 +69,17 @@ class CatchUp:
         return since + patience if self._asked_at is None else max(since + patience, self._asked_at + retry)
 
     def whom_to_ask(self, now: float) -> PeerID:
+        """The next in turn of those ahead; who was asked often and never delivered is no longer believed."""
         assert self._ahead
         self._asked_at = now
         self._turn += 1
         peers = sorted(self._ahead)
-        return peers[self._turn % len(peers)]
+        peer = peers[self._turn % len(peers)]
+        self._asked[peer] = self._asked.get(peer, 0) + 1
+        if self._asked[peer] > ASKED_IN_VAIN_MAX:
+            del self._asked[peer]
+            self._doubted[peer] = self._ahead.pop(peer)[1]
+        return peer
 
     # Records to be applied.
 
@@ -91,6 +107,7 @@ class CatchUp:
             if not self._follows(tip, entry.record, entry.certificate):
                 return f"round {entry.record.round} has no valid certificate"
             self.pending.append(entry)
+            self._asked.pop(peer, None)
             tip = entry.record
         if tip.round >= log.round:
             self._ahead.pop(peer, None)
@@ -116,9 +133,17 @@ class CatchUp:
         long = heavy or len(self.pending) > REPLAY_ROUNDS_MAX
         self.wants_snapshot = len(self.pending) > 1 and (gone or (long and not self._no_donor))
 
-    def next(self) -> LogEntry | None:
+    def next(self, now: float) -> LogEntry | None:
         """The next record to replay, unless a snapshot is wanted instead."""
-        return self.pending[0] if self.pending and not self.wants_snapshot else None
+        if not self.pending or self.wants_snapshot:
+            return None
+        entry = self.pending[0]
+        if self._waiting_for != entry.record.hash:
+            self._waiting_for, self._waiting_since = entry.record.hash, now
+        elif now - self._waiting_since > REPLAY_SECONDS_MAX:
+            self.pending[0] = replace(entry, payload_bytes=0)
+            self._judge()
+        return entry
 
     def contributions(self, record: Record) -> list[Contribution] | None:
         found = [self.held.get(m.digest) for m in record.members]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from averaging.contribution import Contribution
-from averaging.messages import LOG_ENTRIES_MAX, LogEntry
+from averaging.messages import LOG_BYTES_MAX, LOG_ENTRIES_MAX, LogEntry
 from averaging.record import Certificate, Hash, Record
 
 
@@ -51,11 +51,25 @@ class Chain:
         return [c for c in found if c is not None] if all(found) else None
 
     def after(self, record: Hash, limit: int = LOG_ENTRIES_MAX) -> list[LogEntry] | None:
-        """The entries that follow `record`, oldest first; None if it is not in this chain."""
+        """The entries that follow `record`, oldest first, as many as one message may hold; None if it is not in this
+        chain.
+        """
         start = self._round_of.get(record)
         if start is None:
             return None
-        return [self._entry(number) for number in range(start + 1, min(start + 1 + limit, len(self.records)))]
+        entries: list[LogEntry] = []
+        size = 0
+        for number in range(start + 1, min(start + 1 + limit, len(self.records))):
+            entry = self._entry(number)
+            size += entry.bytes_about
+            if entries and size > LOG_BYTES_MAX:
+                break
+            entries.append(entry)
+        return entries
+
+    def rounds_after(self, record: Hash) -> list[Record]:
+        """All records that follow `record`, which is in this chain."""
+        return self.records[self._round_of[record] + 1 :]
 
     def _entry(self, number: int) -> LogEntry:
         record, certificate = self.records[number], self.certificates[number]

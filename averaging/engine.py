@@ -117,7 +117,10 @@ class Engine:
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
         assert self.instance.base is not None
-        willing = willing and not self._outbox.leaving
+        # Who is not linked with all the others (two that can only dial out never are) cannot lead them.
+        is_linked = all(m.peer in self.links for m in self.head.members if m.peer != self.me)
+        willing = willing and is_linked and not self._outbox.leaving
+        weight = min(weight, self.config.weight_max)
         mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
         if self.instance.hold(mine):
             self._observe_offer(mine, now)
@@ -285,7 +288,7 @@ class Engine:
 
     def _replay(self, now: float) -> bool:
         """R7: the next record of a verified gap whose contributions are here."""
-        entry = self.catch_up.next()
+        entry = self.catch_up.next(now)
         if entry is None:
             return False
         ahead: list[Hash] = []

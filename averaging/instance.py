@@ -93,12 +93,15 @@ class Instance:
         return self.head.lead == me and self.vote.promised.attempt <= 0 and self.vote.accepted is None
 
     def fresh(self, me: PeerID, attempt: int, alive: Callable[[PeerID], bool]) -> Record:
-        """A record of all usable offers; the next voters: the willing owners heard alive, else the alive, else all."""
+        """A record of all usable offers. The next voters: the willing owners heard alive; if there are none (the only
+        voter is leaving), the voters of this round heard alive; else the owners heard alive; else all owners.
+        """
         offers = self.usable()
         assert offers and self.base is not None
         owners = [c.owner for c in offers]
         willing = [c.owner for c in offers if c.willing and alive(c.owner)]
-        voters = willing or [p for p in owners if alive(p)] or owners
+        heirs = sorted(p for p in self.head.voters if alive(p))
+        voters = willing or heirs or [p for p in owners if alive(p)] or owners
         members = tuple(Member(c.owner, c.weight, c.digest) for c in offers)
         tokens = self.head.tokens + sum(c.weight for c in offers)
         head = self.head
@@ -136,8 +139,8 @@ class Instance:
             return "it does not follow the head"
         if record.origin not in head.voters:
             return f"its proposer {record.origin} is no voter"
-        if not set(record.voters) <= {m.peer for m in record.members}:
-            return "it names a voter that contributed nothing"
+        if not set(record.voters) <= {*(m.peer for m in record.members), *head.voters}:
+            return "it names a voter that neither contributed nor voted"
         if record.tokens != head.tokens + sum(m.weight for m in record.members):
             return "its token count is wrong"
         for member in record.members:

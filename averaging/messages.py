@@ -30,9 +30,11 @@ from averaging.record import (
     parse_certificate,
     parse_record,
 )
-from network.identity import SIGNATURE_BYTES
+from network.identity import KEY_BYTES, SIGNATURE_BYTES
 
 LOG_ENTRIES_MAX = 128
+LOG_BYTES_MAX = 128 * 1024
+"""Of one LOG, about; a frame must take it beside the largest single entry."""
 DIGESTS_MAX = 256
 
 
@@ -116,6 +118,11 @@ class LogEntry:
     certificate: Certificate
     payload_bytes: int
     """Size of its contributions together; 0 if the sender no longer has them."""
+
+    @property
+    def bytes_about(self) -> int:
+        """Its size in a message."""
+        return len(self.record.encoded) + len(self.certificate.signatures) * (KEY_BYTES + SIGNATURE_BYTES + 8) + 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.engine import Engine
 from averaging.links import Links, LinksConfig
-from averaging.messages import Message, Offer, encode_message, parse_message
+from averaging.messages import LOG_BYTES_MAX, Message, Offer, encode_message, parse_message
 from averaging.outbox import Actions, Commit
 from averaging.record import Hash, Malformed, Record
 from averaging.storage import Storage
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PROTOCOL = "/peer/round/1"
 HEAD_FILE = "head"
 """The file of a snapshot that names the record after which it was taken."""
-_FRAME_OVERHEAD_BYTES = 64 * 1024
+_FRAME_OVERHEAD_BYTES = 2 * LOG_BYTES_MAX
 
 
 @final
@@ -144,10 +144,10 @@ class Node:
 
     def rounds_after(self, head: Hash, base: bytes) -> list[Commit] | None:
         """The log after `head`, if it certifies that the state there has the fingerprint `base`."""
-        entries = self.engine.chain.after(head, limit=len(self.engine.chain.records))
-        if not entries or entries[0].record.base != base:
+        if head not in self.engine.chain:
             return None
-        return commits_of(self.engine.chain, [entry.record for entry in entries])
+        records = self.engine.chain.rounds_after(head)
+        return commits_of(self.engine.chain, records) if records and records[0].base == base else None
 
     def may_go(self, goal: int | None) -> bool:
         """Whether the others can go on without this peer; at a goal: whether all of them are leaving too."""

@@ -20,6 +20,9 @@ from network.identity import Signer
 from network.seam import PeerID
 
 VotingMessage = Propose | Accepted | Prepare | Promise | Nack
+ATTEMPTS_AHEAD_MAX = 1_000_000
+"""No voter is honestly so many ballots ahead of another."""
+
 Fetch = Callable[[list[Hash], Record, list[PeerID], float, bool], None]
 """(digests, record, sources, now, at once): have these contributions fetched."""
 
@@ -117,6 +120,8 @@ class Voting:
             self.instance.promises[peer] = message
 
     def on_nack(self, peer: PeerID, message: Nack) -> None:
+        if peer not in self.head.voters or message.promised.attempt > self.instance.attempt_seen + ATTEMPTS_AHEAD_MAX:
+            return
         self.instance.attempt_seen = max(self.instance.attempt_seen, message.promised.attempt)
         if message.other_base:
             self._other_base.add(peer)
@@ -231,6 +236,11 @@ class Voting:
         self.clock.start_if_enough(now, self.instance, self._needed, self._alive_at(now))
 
     def close_at(self, timing: Timing, now: float) -> float | None:
+        """When this peer, if it may, should propose."""
+        instance = self.instance
+        if self._outbox.leaving and self.clock.proposed is None and instance.base is not None:
+            # A leaving lead waits for nobody: its last record lets the others go on without it.
+            return now if len(instance.usable()) >= self._needed else None
         return self.clock.close_at(self.instance, timing, self._config, self._alive_at(now))
 
     def take_over_at(self, timing: Timing, now: float) -> float | None:

@@ -78,6 +78,8 @@ class PeerLoop:
         self._leaving = False
         self._leave_asked = anyio.Event()
         self._pending_tokens = 0
+        self._unsent = False
+        """Inner steps are done and not packed yet."""
         self._offered_on: Hash | None = None
         self._said: dict[Hash, Contribution] = {}
         """What this process offered on the newest head, by digest: a round may also name what an earlier one did."""
@@ -122,6 +124,7 @@ class PeerLoop:
             self.tokens_processed += trained.tokens
             self._pending_tokens += trained.tokens
             self._report(Trained(self._applied.round, self.tokens_processed, trained.loss))
+            self._unsent = True
             await self._follow()
             if not self._is_done:
                 await self._contribute()
@@ -138,16 +141,12 @@ class PeerLoop:
     async def _contribute(self) -> None:
         """Offers what was trained and waits until the round is committed, with it or without."""
         payload = await self._worker.run(self._learner.pack)
+        self._unsent = False
         # Whoever is there at the first round is a founder. Later a newcomer votes from its second commit on, so that a
         # crowd that comes and goes never holds the majority.
         is_known = self._me in self._applied.voters or self._committed_mine > 0
         willing = is_known or self._applied.round == 0
-        while True:
-            offered = await self._node.offer(payload, self._pending_tokens, willing)
-            if offered is not None:
-                self._offered_on = offered.prev
-                self._said = {d: c for d, c in self._said.items() if c.prev == offered.prev} | {offered.digest: offered}
-                break
+        while not await self._offer(payload, willing):
             # Rounds were committed while the payload was made: it is as good on the new head.
             await self._wait_news()
             await self._follow()
@@ -158,6 +157,14 @@ class PeerLoop:
             await self._follow()
             if self._is_done:
                 return
+
+    async def _offer(self, payload: bytes, willing: bool) -> bool:
+        offered = await self._node.offer(payload, self._pending_tokens, willing)
+        if offered is None:
+            return False
+        self._offered_on = offered.prev
+        self._said = {d: c for d, c in self._said.items() if c.prev == offered.prev} | {offered.digest: offered}
+        return True
 
     async def _follow(self) -> None:
         """Applies all that is committed, takes a snapshot where that was asked for."""
@@ -355,6 +362,8 @@ class PeerLoop:
         self._node.leave()
         goal, now = self._config.rounds_goal, anyio.current_time()
         at_goal = goal is not None and self._applied.round >= goal
+        if self._unsent and not at_goal:
+            await self._offer(await self._worker.run(self._learner.pack), willing=False)
         earliest = now + (self._config.linger_seconds_min if at_goal else 0.0)
         with anyio.move_on_after(self._config.linger_seconds_max if at_goal else self._config.leave_seconds_max):
             while anyio.current_time() < earliest or not self._node.may_go(goal):

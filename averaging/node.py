@@ -150,13 +150,12 @@ class Node:
         return commits_of(self.engine.chain, records) if records and records[0].base == base else None
 
     def may_go(self, goal: int | None) -> bool:
-        """Whether the others can go on without this peer; at a goal: whether all of them are leaving too."""
+        """Whether all others are leaving too, or, before the goal, can go on without this peer."""
         links = self.engine.links.values()
-        if not links:
+        if all(link.leaving for link in links):
             return True
-        if goal is not None and self.head.round >= goal:
-            return all(link.leaving for link in links)
-        return self.engine.me not in self.head.voters
+        at_goal = goal is not None and self.head.round >= goal
+        return not at_goal and self.engine.me not in self.head.voters
 
     def snapshot_failed(self) -> None:
         """No donor had a snapshot that could be taken."""

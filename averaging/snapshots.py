@@ -28,6 +28,8 @@ class SnapshotConfig:
     chunk_bytes: int = 512 * 1024
     frame_seconds_max: float = 30.0
     """A donor that sends nothing for so long is given up."""
+    served_max: int = 4
+    """Transfers that a donor serves at a time; others are told that it has none, and ask elsewhere."""
 
 
 @final
@@ -48,8 +50,18 @@ async def serve_snapshots(
 ) -> None:
     """Sends `newest()` to whoever opens the protocol."""
 
+    serving = 0
+
     async def handler(peer: PeerID, stream: ByteStream) -> None:
-        snapshot = newest()
+        nonlocal serving
+        snapshot = newest() if serving < config.served_max else None
+        serving += 1
+        try:
+            await send(stream, snapshot)
+        finally:
+            serving -= 1
+
+    async def send(stream: ByteStream, snapshot: Snapshot | None) -> None:
         files = [] if snapshot is None else [[n, len(d), sha256(d)] for n, d in sorted(snapshot.files.items())]
         head = b"" if snapshot is None else snapshot.head
         try:
@@ -89,7 +101,7 @@ async def fetch_snapshot(network: Network, run_id: str, donor: PeerID, config: S
 def _parse_manifest(data: bytes, config: SnapshotConfig) -> tuple[Hash, dict[str, tuple[int, Hash]]]:
     head, entries = unpack_list(data, "manifest", _MANIFEST_BYTES_MAX, 2)
     if head == b"":
-        raise Malformed("manifest: it has no snapshot yet")
+        raise Malformed("manifest: it has no snapshot to give now")
     files: dict[str, tuple[int, Hash]] = {}
     for entry in as_list(entries, "manifest.files", _FILES_MAX):
         fields: list[Any] = as_list(entry, "manifest.file", 3, exact=True)

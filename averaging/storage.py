@@ -13,7 +13,12 @@ from typing import BinaryIO, final
 
 import anyio.to_thread
 
-_FRAME_HEADER_BYTES = 8
+_LENGTH_BYTES = 4
+_FRAME_HEADER_BYTES = _LENGTH_BYTES + 4
+
+
+class DamagedStorage(Exception):
+    """What was durable is no longer whole."""
 
 
 @final
@@ -81,7 +86,7 @@ class FileStorage(Storage):
         for name, entries in (("journal", journal), ("log", log)):
             if entries:
                 file = self._files[name]
-                file.write(b"".join(_frame(entry) for entry in entries))
+                file.write(_frame(entries))
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -99,31 +104,50 @@ class FileStorage(Storage):
         _sync_folder(self.folder)
         shutil.rmtree(old, ignore_errors=True)
         draft = self.folder / "journal.new"
-        _write_durably(draft, b"".join(_frame(entry) for entry in journal))
+        _write_durably(draft, _frame(journal) if journal else b"")
         draft.rename(self.folder / "journal")
         _sync_folder(self.folder)
         self._files["journal"].close()
         self._files["journal"] = open(self.folder / "journal", "ab")  # noqa: SIM115
 
 
-def _frame(entry: bytes) -> bytes:
-    return len(entry).to_bytes(4, "big") + zlib.crc32(entry).to_bytes(4, "big") + entry
+def _frame(entries: Sequence[bytes]) -> bytes:
+    """The entries of one write, which are on disk together or not at all."""
+    body = b"".join(len(entry).to_bytes(_LENGTH_BYTES, "big") + entry for entry in entries)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
 def _read_frames(path: Path) -> list[bytes]:
-    """The whole entries of a file; a torn tail (a crash while writing) is cut off."""
+    """The entries of a file; a torn last write (a crash in its middle) is cut off.
+
+    Raises `DamagedStorage` for damage that is followed by a whole write: that one began when this one was on disk.
+    """
     data = path.read_bytes() if path.exists() else b""
-    entries, at = [], 0
-    while at + _FRAME_HEADER_BYTES <= len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        entry = data[at + _FRAME_HEADER_BYTES : at + _FRAME_HEADER_BYTES + size]
-        if len(entry) < size or zlib.crc32(entry).to_bytes(4, "big") != data[at + 4 : at + 8]:
+    entries: list[bytes] = []
+    at = 0
+    while at < len(data):
+        body, end = _body_at(data, at)
+        if body is None:
+            if _body_at(data, end)[0] is not None:
+                raise DamagedStorage(f"{path} is damaged at byte {at}; this peer must not vote from it: move it away")
+            os.truncate(path, at)
             break
-        entries.append(entry)
-        at += _FRAME_HEADER_BYTES + size
-    if at < len(data):
-        os.truncate(path, at)
+        place = 0
+        while place < len(body):
+            size = int.from_bytes(body[place : place + _LENGTH_BYTES], "big")
+            place += _LENGTH_BYTES + size
+            entries.append(body[place - size : place])
+        at = end
     return entries
+
+
+def _body_at(data: bytes, at: int) -> tuple[bytes | None, int]:
+    """The body of the frame at `at`, None if it is not whole, and where the next frame would begin."""
+    head = at + _FRAME_HEADER_BYTES
+    end = head + int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
+    body = data[head:end]
+    is_whole = head < end <= len(data) and zlib.crc32(body).to_bytes(4, "big") == data[at + _LENGTH_BYTES : head]
+    return (body if is_whole else None), end
 
 
 def _write_durably(path: Path, data: bytes) -> None:

@@ -45,11 +45,13 @@ def line(progress: Progress) -> str:
     if not progress.round:
         return f"{progress.seconds:4.0f} s  starting {progress.peers_wanted} peers ..."
     loss = progress.loss if progress.loss == progress.loss else progress.train_loss
-    times = progress.dense_bytes / progress.bytes_sent if progress.bytes_sent else 0.0
+    sent = ""
+    if progress.bytes_sent:
+        times = progress.dense_bytes / progress.bytes_sent
+        sent = f"  {progress.bytes_sent / 1000:,.1f} kB a peer and round, {times:,.0f} times less than dense"
     restarts = f"  {progress.restarts} restarts" if progress.restarts else ""
     return (
         f"{progress.seconds:4.0f} s  round {progress.round}/{progress.rounds_goal}"
         f"  {progress.peers} peers ({progress.members} in it)  loss {loss:.3f}"
-        f"  {progress.bytes_sent / 1000:,.1f} kB a peer and round, {times:,.0f} times less than dense"
-        f"  anchor {progress.fingerprint[:8]}{restarts}"
+        f"{sent}  anchor {progress.fingerprint[:8]}{restarts}"
     )

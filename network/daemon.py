@@ -107,6 +107,11 @@ class HivemindNetwork(Network):
         return self._p2p
 
     @property
+    def listen(self) -> str:
+        """The multiaddress listened on, with the port that was chosen."""
+        return self._listen
+
+    @property
     def process_id(self) -> int:
         """The daemon's, at present."""
         assert self._daemon is not None, "the network is not open"

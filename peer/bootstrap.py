@@ -33,7 +33,7 @@ class _Bootstrap:
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch_signals, self._stop.set)
-            async with open_world(self._options, self._options.initial_peers) as world:
+            async with open_world(self._options, self._options.initial_peers, alone_is_fine=True) as world:
                 print_join_line(self._options.json_events, await world.network.addresses(), None)
                 # With a copy of the facts, it answers observers wherever the keys happen to lie.
                 tasks.start_soon(follow_swarm, world.directory, time.time, random.Random(os.urandom(16)))

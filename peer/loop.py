@@ -35,7 +35,7 @@ class LoopConfig:
     """How far the snapshot for latecomers may lag; contributions since it are kept for those who replay."""
     snapshot_rounds: int = 64
     snapshot_seconds: float = 60.0
-    leave_seconds_max: float = 3.0
+    leave_seconds_max: float = 2.0
     """For the swarm to commit a round that needs this peer no more."""
     linger_seconds_max: float = 10.0
     """At the goal: for the others to reach it too."""
@@ -370,7 +370,7 @@ class PeerLoop:
                 await anyio.sleep(0.05)
                 await self._follow()
         await self._save(self._applied)
-        await self._node.links.flush(1.0)
+        await self._node.links.flush(0.5)
         self._report(Left(self._applied.round, self.tokens_processed, self._pending_tokens))
 
 

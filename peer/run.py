@@ -33,16 +33,18 @@ from peer.member import Member, MemberConfig, Parts, run_member
 from peer.options import IDENTITY_FILE, PeerOptions
 from peer.spec import RunSpec, load_spec, spec_of
 from peer.worker import ThreadWorker
-from peer.world import World, open_world, print_join_line, run_to_the_end, watch_signals
+from peer.world import World, open_world, peer_of, print_join_line, run_to_the_end, watch_signals
 
 log = logging.getLogger(__name__)
 
 PEERS_FILE = "peers.json"
 RUN_FILE = "run"
 REMEMBERED_PEERS_MAX = 50
-REMEMBER_SECONDS = 30.0
+REMEMBER_SECONDS = 3.0
 FIND_SECONDS_MAX = 60.0
 """For the run's facts to appear in the directory of a swarm that has just begun."""
+KNOWN_SECONDS_MAX = 5.0
+"""The same, for a peer that has the facts of its run on disk."""
 
 
 def run_peer(options: PeerOptions) -> None:
@@ -67,9 +69,12 @@ class _Peer:
             raise ValueError(
                 "no peer of the swarm is known yet: name one with --initial-peers (a running peer prints the line)"
             )
+        # A peer that knows its run may be the first one back: it then waits for others to find it.
+        knows_run = _remembered_spec(options.folder / RUN_FILE) is not None and not options.initial_peers
+        alone_is_fine = options.spec_file is not None or knows_run
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch_signals, self._leave)
-            async with open_world(options, entries) as world:
+            async with open_world(options, entries, alone_is_fine=alone_is_fine) as world:
                 spec, fact = await self._specification(world)
                 print_join_line(options.json_events, await world.network.addresses(), spec.run.name)
                 built = await anyio.to_thread.run_sync(self._build, spec)
@@ -96,7 +101,8 @@ class _Peer:
             return spec, spec.announced_by(self._identity)
         kept = options.folder / RUN_FILE
         try:
-            found = await _find_run(world.directory, options.run)
+            seconds_max = KNOWN_SECONDS_MAX if _remembered_spec(kept) is not None else FIND_SECONDS_MAX
+            found = await _find_run(world.directory, options.run, seconds_max)
             fact = await fetch_spec(world.directory, found.fact.run_id, time.time)
         except (RunNotFound, SpecNotFound) as error:
             remembered = _remembered_spec(kept)
@@ -155,6 +161,9 @@ class _Peer:
 
         def started(member: Member) -> None:
             self._member = member
+            for address in remembered_peers(options.folder):
+                network.introduce(peer_of(address), [address])
+                member.node.links.know(peer_of(address))
             tasks.start_soon(meter.keep_sampling)
             tasks.start_soon(_remember, member, options.folder)
             if options.json_events:
@@ -184,9 +193,9 @@ def _ready(world: World, spec: RunSpec, built: Built) -> dict[str, object]:
     }
 
 
-async def _find_run(directory: HivemindDirectory, wanted: str | None) -> FoundRun:
+async def _find_run(directory: HivemindDirectory, wanted: str | None, seconds_max: float) -> FoundRun:
     """The run to join; waits for a swarm that has just begun. Raises `RunNotFound`."""
-    with anyio.move_on_after(FIND_SECONDS_MAX):
+    with anyio.move_on_after(seconds_max):
         while True:
             runs = await find_runs(directory, time.time)
             matching = [r for r in runs if wanted in (None, r.fact.name, r.fact.run_id)]
@@ -213,13 +222,12 @@ def _remembered_spec(path: Path) -> SpecFact | None:
 async def _remember(member: Member, folder: Path) -> None:
     """Keeps addresses of other members, so that a restart needs no entry point."""
     while True:
-        await anyio.sleep(REMEMBER_SECONDS / 10)
+        await anyio.sleep(REMEMBER_SECONDS)
         if member.membership is not None and member.membership.members:
             facts = list(member.membership.members.values())[:REMEMBERED_PEERS_MAX]
             draft = folder / f"{PEERS_FILE}.new"
             draft.write_text(json.dumps([list(fact.addresses) for fact in facts if fact.addresses]))
             draft.replace(folder / PEERS_FILE)
-        await anyio.sleep(REMEMBER_SECONDS)
 
 
 def remembered_peers(folder: Path) -> tuple[str, ...]:

@@ -53,6 +53,8 @@ class SwarmConfig:
     access: Access = field(default_factory=Access)
     dial_loss: float = 0.0
     crash_rate: float = 0.0
+    churn_rate: float = 0.0
+    """The chance of each peer to crash in each round."""
     down_seconds: float = 5.0
     """After a crash a peer is back within twice so long."""
     kill_every_seconds: float | None = None
@@ -279,7 +281,12 @@ class Swarm:
     # Checks.
 
     def _report(self, number: int, report: Report) -> None:
+        before = self.checker.newest
         self.checker.observe(self.config.seed, number, report)
+        if self.checker.newest > before and self.config.churn_rate:
+            for other in sorted(self.lives):
+                if self.rng.random() < self.config.churn_rate:
+                    self.crash(other)
         self.goal_reached |= self.checker.newest >= self.config.rounds
         self.on_report(self.signers[number].peer_id, report)
 

@@ -65,7 +65,7 @@ def run_virtual_swarm(
         seed=options.seed,
         link=Link(options.latency_ms / 1000, options.latency_ms / 4000),
         access=_access(options.bandwidth_mbit),
-        crash_rate=options.churn_rate / (TRAIN_SECONDS * method.inner_steps),
+        churn_rate=options.churn_rate,
         kill_every_seconds=options.kill_every_seconds,
         train_seconds=TRAIN_SECONDS * method.inner_steps,
         snapshot_bytes=4 * parameters,

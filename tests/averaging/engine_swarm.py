@@ -30,6 +30,8 @@ class Chaos:
     loss: float = 0.0
     breaks: float = 0.0
     crashes: float = 0.0
+    blackouts: float = 0.0
+    """How often all peers crash at the same instant."""
     torn: float = 0.0
     """The share of durable writes in whose middle the peer crashes."""
     down_seconds: float = 2.0
@@ -81,6 +83,8 @@ class EngineSwarm:
         )
         for peer in self.peers:
             self.start(peer)
+        if chaos.blackouts:
+            self.at(self.rng.expovariate(chaos.blackouts), self.black_out)
 
     # The world.
 
@@ -146,6 +150,12 @@ class EngineSwarm:
                 self.after(other)
         self.at(self.rng.uniform(0, 2 * self.chaos.down_seconds), lambda: self.start(peer))
 
+    def black_out(self) -> None:
+        for peer in self.peers:
+            if peer.engine is not None:
+                self.crash(peer)
+        self.at(self.rng.expovariate(self.chaos.blackouts), self.black_out)
+
     def guard(self, peer: ToyPeer, what: Callable[[], None]) -> Callable[[], None]:
         """Runs `what` only if `peer` has not crashed in between."""
         life = peer.life
@@ -166,8 +176,10 @@ class EngineSwarm:
             assert peer.engine is not None
             peer.computing = False
             payload = self.rng.randbytes(8)
-            peer.engine.offer(payload, 10, bool(peer.engine.head.member(peer.signer.peer_id)), self.now)
+            willing = bool(peer.engine.head.member(peer.signer.peer_id))
+            # The offer itself may bring the next commit.
             peer.offered_on = peer.engine.head.hash
+            peer.engine.offer(payload, 10, willing, self.now)
             self.after(peer)
 
         self.at(self.chaos.compute * peer.speed * self.rng.uniform(0.8, 1.3), self.guard(peer, done))
@@ -251,7 +263,9 @@ class EngineSwarm:
         peer.jumping = False
         engine = peer.engine
         assert engine is not None
-        heads = [p.engine.head for p in self.peers if p is not peer and p.engine is not None]
+        chains = [p.engine.chain for p in self.peers if p is not peer and p.engine is not None]
+        # As in a real peer: what others can take is old enough to be certified, and all after it can be replayed.
+        heads = [chain.records[chain.oldest - 1] for chain in chains]
         head = next((h for h in heads if engine.catch_up.child_of(h.hash) is not None), None)
         if head is None:
             engine.catch_up.snapshot_failed()

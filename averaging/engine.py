@@ -59,6 +59,8 @@ class Engine:
         self._fetcher = Fetcher()
         self._early: dict[PeerID, Contribution] = {}
         self._told: dict[PeerID, Hash] = {}
+        self._far_from_lead: set[PeerID] = set()
+        """Who asked for a relay in this round: without a link to the lead they miss its vote, and have to be told."""
         self._voting = self._begin(now, {})
 
     # What the caller asks.
@@ -110,7 +112,7 @@ class Engine:
             self._outbox.send(peer, Offer(own.encoded), now)
 
     def disconnected(self, peer: PeerID) -> None:
-        self.links.pop(peer, None)
+        self._outbox.lost(peer)
         self.catch_up.lost(peer)
         self._voting.clock.freed.pop(peer, None)
 
@@ -124,7 +126,9 @@ class Engine:
         mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
         if self.instance.hold(mine):
             self._observe_offer(mine, now)
-            self._outbox.broadcast(Offer(mine.encoded), now)
+            relays = [p for p in sorted(self.links) if self._outbox.alive(p, now)] if self._lead_is_far else []
+            for peer in sorted(self.links):
+                self._outbox.send(peer, Offer(mine.encoded, relay=relays[:1] == [peer]), now)
             self._progress(now)
         return mine
 
@@ -201,6 +205,8 @@ class Engine:
     def _on_offer(self, peer: PeerID, message: Offer, now: float) -> None:
         limit = self.config.payload_bytes_max + HEADER_BYTES_MAX
         contribution = parse_contribution(message.encoded, self.signer, limit)
+        if message.relay:
+            self._far_from_lead.add(peer)
         if contribution.digest in self._fetcher or contribution.prev == self.head.hash:
             self._check(contribution)
         if contribution.digest in self._fetcher:
@@ -208,13 +214,19 @@ class Engine:
             if contribution.prev != self.head.hash:
                 self.catch_up.held[contribution.digest] = contribution
         if contribution.prev == self.head.hash:
+            if contribution.owner not in self.links:
+                self._outbox.heard_of(contribution.owner, now)
             if self.instance.hold(contribution):
                 self._observe_offer(contribution, now)
+                if message.relay:
+                    self._outbox.send(self.head.lead, Offer(message.encoded), now)
         elif contribution.prev not in self.chain:
             if contribution.owner == peer and len(self._early) < EARLY_OFFERS_MAX:
                 self._early[peer] = contribution
             self.catch_up.notice(peer, self.head.round + 1, now)
         elif contribution.owner == peer:
+            self._observe_offer(contribution, now)
+            self._voting.clock.freed[peer] = now  # Void: it trains anew.
             self._tell(peer, contribution.prev, now)
         self._progress(now)
 
@@ -323,6 +335,9 @@ class Engine:
         freed = {**clock.freed, **dict.fromkeys(self.instance.offers, now)}
         self.catch_up.applied(record)
         self._voting = self._begin(now, freed)
+        for peer in sorted(self._far_from_lead):
+            self._tell(peer, record.prev, now)
+        self._far_from_lead.clear()
         for peer in sorted(self._early):
             if self._early[peer].prev == record.hash:
                 early = self._early.pop(peer)
@@ -362,6 +377,10 @@ class Engine:
         freed = self._voting.clock.freed.pop(contribution.owner, None)
         if freed is not None:
             self.timing = self.timing.cycled(contribution.owner, now - freed)
+
+    @property
+    def _lead_is_far(self) -> bool:
+        return self.head.lead != self.me and self.head.lead not in self.links
 
     @property
     def _patience(self) -> float:

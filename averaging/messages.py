@@ -50,9 +50,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A contribution, pushed to everyone; `encoded` is parsed (and its signature checked) by the receiver."""
+    """A contribution, pushed to everyone; `encoded` is parsed (and its signature checked) by the receiver.
+
+    `relay` asks the receiver to hand it on to the lead, which the owner has no link to.
+    """
 
     encoded: bytes
+    relay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,11 @@ _CODECS: dict[type, _Codec] = {
         lambda m: [m.head, m.round, m.nonce, m.leaving],
         lambda h, r, n, f: Head(as_hash(h, "head"), as_integer(r, "round"), as_integer(n, "nonce"), as_flag(f, "flag")),
     ),
-    Offer: (2, lambda m: [m.encoded], lambda e: Offer(as_bytes(e, "offer", 2**32))),
+    Offer: (
+        2,
+        lambda m: [m.encoded, m.relay],
+        lambda e, r: Offer(as_bytes(e, "offer", 2**32), as_flag(r, "relay")),
+    ),
     Get: (
         3,
         lambda m: [list(m.digests)],
@@ -243,5 +251,5 @@ _CODECS: dict[type, _Codec] = {
         lambda a, r, e: Log(as_hash(a, "after"), as_integer(r, "round"), _entries(e)),
     ),
 }
-_LENGTHS = {Head: 4, Offer: 1, Get: 1, Propose: 4, Accepted: 4, Prepare: 2, Promise: 4, Nack: 3, GetLog: 1, Log: 3}
+_LENGTHS = {Head: 4, Offer: 2, Get: 1, Propose: 4, Accepted: 4, Prepare: 2, Promise: 4, Nack: 3, GetLog: 1, Log: 3}
 _PARSERS = {number: (kind, _LENGTHS[kind], parse) for kind, (number, _, parse) in _CODECS.items()}

@@ -66,15 +66,27 @@ class Outbox:
         self.links: dict[PeerID, Link] = {}
         self.leaving = False
         """Whether this peer itself is about to leave."""
+        self._heard_of: dict[PeerID, float] = {}
         self.actions = Actions()
         self._silence_seconds = silence_seconds
 
     def alive(self, peer: PeerID, now: float) -> bool:
-        """Whether `peer` is linked, not leaving, and was heard lately."""
+        """Whether `peer` is not leaving, and was heard lately: over its link, or, without one, through another peer."""
         if peer == self.me:
             return not self.leaving
         link = self.links.get(peer)
-        return link is not None and not link.leaving and now - link.heard <= self._silence_seconds
+        heard = self._heard_of.get(peer) if link is None else link.heard
+        return heard is not None and now - heard <= self._silence_seconds and (link is None or not link.leaving)
+
+    def heard_of(self, peer: PeerID, now: float) -> None:
+        """Another peer handed on something new of `peer`, which has no link to this one."""
+        recent = {p: at for p, at in self._heard_of.items() if now - at <= self._silence_seconds}
+        self._heard_of = {**recent, peer: now}
+
+    def lost(self, peer: PeerID) -> None:
+        """The link to `peer` is gone."""
+        self.links.pop(peer, None)
+        self._heard_of.pop(peer, None)
 
     def send(self, peer: PeerID, message: Message, now: float) -> None:
         """To nobody, if `peer` is not linked."""

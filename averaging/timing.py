@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import final
 
 from network.seam import PeerID
@@ -25,6 +26,9 @@ class TimingConfig:
     """No deadline is shorter: it absorbs the scheduler's noise."""
     delay_seconds_max: float = 60.0
     attempts_doubling_max: int = 6
+
+
+PACE_TIMES = 7
 
 
 @final
@@ -50,6 +54,27 @@ class Estimate:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a peer takes, by the median of the last times: one odd round (a catch-up, a freeze) says nothing."""
+
+    times: tuple[float, ...] = ()
+
+    def observed(self, seconds: float) -> Pace:
+        return Pace((*self.times, seconds)[-PACE_TIMES:])
+
+    @property
+    def mean(self) -> float:
+        return median(self.times)
+
+    @property
+    def high(self) -> float:
+        """What a further time will rarely exceed: four median deviations more, a quarter at least."""
+        middle = self.mean
+        return middle + max(4 * median([abs(t - middle) for t in self.times]), middle / 4)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What one peer has learnt of its swarm's pace."""
 
@@ -57,7 +82,7 @@ class Timing:
     """Between two commits."""
     decide: Estimate = field(default_factory=Estimate)
     """From a proposal to its commit: about one round trip and one durable write."""
-    cycles: Mapping[PeerID, Estimate] = field(default_factory=dict)
+    cycles: Mapping[PeerID, Pace] = field(default_factory=dict)
     """From the commit that freed a peer to train anew, until its next offer: its own pace, whatever the group's."""
 
     def committed(self, interval: float, decide: float | None) -> Timing:
@@ -65,7 +90,7 @@ class Timing:
         return replace(self, interval=self.interval.observed(interval), decide=after)
 
     def cycled(self, peer: PeerID, seconds: float) -> Timing:
-        before = self.cycles.get(peer, Estimate())
+        before = self.cycles.get(peer, Pace())
         return replace(self, cycles={**self.cycles, peer: before.observed(max(0.0, seconds))})
 
 

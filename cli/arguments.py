@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from cli.exit_codes import ExitCode
-from peer.options import check_address
+from peer.options import check_address, check_place
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SETTING = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
@@ -51,6 +51,19 @@ def repeated(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
             values += 1
         result.append(argument)
     return result
+
+
+class Place(click.ParamType[str]):
+    """Where a peer can be reached, with or without its id."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            check_place(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 class Address(click.ParamType[str]):
@@ -158,7 +171,7 @@ def listening_options(function: _Function) -> _Function:
             click.option(
                 "--announce",
                 multiple=True,
-                type=Address(),
+                type=Place(),
                 metavar="ADDR...",
                 help="Where others can reach you, if not where you think: the outer address of a forwarded port.",
             ),

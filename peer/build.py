@@ -23,6 +23,7 @@ from peer.method import Rules, initial_state, rules_of
 from peer.spec import RunSpec
 from peer.trainer import Trainer
 
+LIBRARY_DATA = "python-stdlib"
 VALIDATION_SEQUENCES = 64
 VALIDATION_BATCH = 16
 MISSED_ROUNDS_MAX = 256
@@ -46,7 +47,15 @@ class Built:
 
 def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), device: str = "cpu") -> Built:
     """Loads the data and builds everything; takes seconds. Raises `ValueError` and `FileNotFoundError`."""
-    return build_with(spec, me, load_corpus(tuple(data)), device)
+    if not data and spec.data.name != LIBRARY_DATA:
+        raise ValueError(f"the run trains on {spec.data.name!r}, which every peer has to bring: give it with --data")
+    corpus = load_corpus(tuple(data))
+    if not data and spec.data.sha256 not in (None, corpus.sha256):
+        raise ValueError(
+            f"the run's text has the sha256 {spec.data.sha256}, this Python's standard library {corpus.sha256}: "
+            "use the Python version of the run's founder, or bring the text with --data"
+        )
+    return build_with(spec, me, corpus, device)
 
 
 def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -> Built:

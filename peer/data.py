@@ -38,6 +38,13 @@ class Corpus:
     source: str
     complete: bool
 
+    @property
+    def sha256(self) -> str:
+        """Of all the text, training before validation, in hexadecimal: equal where peers hold the same."""
+        digest = hashlib.sha256(self.training.numpy().tobytes())
+        digest.update(self.validation.numpy().tobytes())
+        return digest.hexdigest()
+
     def sample(self, seed: int, peer: str, round_index: int, step: int, *, batch: int, length: int) -> Tensor:
         """`batch` windows of training text, int64 (batch, length + 1), a function of the arguments alone."""
         label = f"{seed}/{peer}/{round_index}/{step}".encode()

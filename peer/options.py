@@ -35,7 +35,7 @@ class PeerOptions:
     port: int = 0
     """The TCP port to listen on; 0 lets the system choose."""
     announce: tuple[str, ...] = ()
-    """Multiaddresses to announce instead of those found, such as that of a router with a forwarded port."""
+    """Places to announce instead of those found, such as that of a router with a forwarded port: /ip4/.../tcp/..."""
     data: tuple[Path, ...] = ()
     """Files and folders of text to train on instead of the run's own default."""
     device: str = "auto"
@@ -49,7 +49,7 @@ class PeerOptions:
     """Print one JSON object a line on stdout instead of text."""
 
     def __post_init__(self) -> None:
-        _check_listening(self.port, self.initial_peers + self.announce)
+        _check_listening(self.port, self.initial_peers, self.announce)
         _check_rounds("rounds_max", self.rounds_max)
         if self.device.partition(":")[0] not in DEVICES:
             raise ValueError(
@@ -70,14 +70,16 @@ class BootstrapOptions:
     json_events: bool = False
 
     def __post_init__(self) -> None:
-        _check_listening(self.port, self.initial_peers + self.announce)
+        _check_listening(self.port, self.initial_peers, self.announce)
 
 
-def _check_listening(port: int, addresses: tuple[str, ...]) -> None:
+def _check_listening(port: int, initial_peers: tuple[str, ...], announce: tuple[str, ...]) -> None:
     if not 0 <= port <= PORT_MAX:
         raise ValueError(f"port {port} is not in 0..{PORT_MAX}")
-    for address in addresses:
+    for address in initial_peers:
         check_address(address)
+    for place in announce:
+        check_place(place)
 
 
 def check_address(address: str) -> None:
@@ -90,6 +92,13 @@ def check_address(address: str) -> None:
         raise ValueError(
             f"address {address!r} does not end in /p2p/<peer id>, so nobody could be recognised there; {example}"
         )
+
+
+def check_place(place: str) -> None:
+    """Raises `ValueError` unless `place` has the form `/ip4/203.0.113.7/tcp/31337`; a peer id behind it is fine."""
+    parts = place.split("/")
+    if parts[0] != "" or "tcp" not in parts[1:] or not all(parts[1:]):
+        raise ValueError(f"address {place!r} is not a place to be reached; it looks like /ip4/203.0.113.7/tcp/31337")
 
 
 def _check_rounds(field: str, rounds: int | None) -> None:

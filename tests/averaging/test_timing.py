@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from averaging.instance import Instance, Vote
 from averaging.record import Ballot
 from averaging.round_clock import RoundClock
-from averaging.timing import Estimate, Timing, TimingConfig, take_over_seconds, waited_for
+from averaging.timing import Estimate, Pace, Timing, TimingConfig, take_over_seconds, waited_for
 from network.seam import PeerID
 from tests.averaging.strategies import SIGNERS, child_of, first, offer_of
 
@@ -16,7 +16,8 @@ CONFIG = TimingConfig()
 seconds = st.floats(0, 1e6)
 estimates = st.builds(Estimate, seconds, seconds, st.integers(0, 3))
 PEERS = [s.peer_id for s in SIGNERS]
-timings = st.builds(Timing, estimates, estimates, st.dictionaries(st.sampled_from(PEERS), estimates))
+paces = st.builds(Pace, st.lists(seconds, min_size=1, max_size=7).map(tuple))
+timings = st.builds(Timing, estimates, estimates, st.dictionaries(st.sampled_from(PEERS), paces))
 subsets = st.sets(st.sampled_from(PEERS))
 
 
@@ -62,9 +63,17 @@ def test_who_is_faster_than_one_waited_for_is_waited_for(
 
 
 def test_equals_are_waited_for_and_one_ten_times_slower_is_not() -> None:
-    pace = {p: Estimate(1.0, 0.1, 9) for p in PEERS[:4]} | {PEERS[4]: Estimate(10.0, 0.1, 9)}
+    pace = {p: Pace((1.0, 1.1)) for p in PEERS[:4]} | {PEERS[4]: Pace((10.0,))}
     timing = Timing(cycles=pace)
     assert waited_for(timing, PEERS[:2], PEERS[2:5]) == sorted(PEERS[2:4])
+
+
+def test_one_odd_round_does_not_change_a_pace() -> None:
+    pace = Pace()
+    for time in (1.0, 1.0, 40.0, 1.0, 1.0):
+        pace = pace.observed(time)
+    assert pace.mean == 1.0
+    assert pace.high == 1.25
 
 
 attempts = st.integers(0, 40)

@@ -44,7 +44,7 @@ ADDRESS = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
         (f"join --initial-peers {ADDRESS} --device gpu", 2, "device 'gpu'"),
         (f"join --initial-peers {ADDRESS} --port 70000", 2, "70000 is not in the range"),
         (f"join --initial-peers {ADDRESS} --rounds 0", 2, "0 is not in the range"),
-        ("bootstrap --announce here", 2, "'here' is not a multiaddress"),
+        ("bootstrap --announce here", 2, "'here' is not a place to be reached"),
         ("status", 2, "Missing option '--initial-peers'"),
         ("identity backup key", 4, "no identity under"),
         ("identity restore nowhere --folder here", 4, "nowhere: there is no such file"),

@@ -6,8 +6,8 @@ Four peers on loopback, each a process with a daemon of its own, are ready at th
 timed from the offer until the round is committed durably, applied, and the new anchor's fingerprint known: with random
 payloads of several sizes under a learner that only hashes, and with the real learner (1.05 million float32 parameters,
 the `distro` chain). `hivemind.DecentralizedAverager` averages 1 million float32 parameters among four processes; its
-`step` is timed from call to return. The cases take turns, so that they meet the same machine. A round's time runs
-from the moment at which the last peer is ready to that at which the last one is done.
+`step` is timed from call to return. Ours and theirs take turns; one swarm exists at a time, so that none disturbs
+another. A round's time runs from the moment at which the last peer is ready to that at which the last one is done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +24,8 @@ from typing import Any, final
 from benchmarks.children import Child, ask_all, open_children
 from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, write_json
 from benchmarks.round_peer import ROUND_SECONDS_MAX, START_PEERS
+from network.identity import load_or_create
+from peer.options import IDENTITY_FILE
 
 SIZES = (10_000, 100_000, 400_000, 1_000_000)
 START_SECONDS_MAX = 120.0
@@ -39,7 +41,6 @@ class Case:
     """One kind of round; `seconds` has one value a round: from the last peer's readiness to the last one's end."""
 
     name: str
-    children: Sequence[Child]
     payload_bytes: int = 0
     prepare_seconds: float = 0.4
     """From the order to the moment at which all are ready: for the payload to be made."""
@@ -48,17 +49,17 @@ class Case:
     payloads: list[int] = field(default_factory=list)
     failed: int = 0
 
-    def run(self, rounds: int, *, keep: bool = True) -> None:
+    def run(self, children: Sequence[Child], rounds: int, *, keep: bool = True) -> None:
         for _ in range(rounds):
             begin = time.monotonic() + self.prepare_seconds
-            answers = ask_all(self.children, 2 * ROUND_SECONDS_MAX, at=begin, bytes=self.payload_bytes)
+            answers = ask_all(children, 2 * ROUND_SECONDS_MAX, at=begin, bytes=self.payload_bytes)
             if keep:
                 self._note(answers)
 
     def _note(self, answers: Sequence[dict[str, Any]]) -> None:
         fingerprints = {answer.get("fingerprint") for answer in answers}
         assert len(fingerprints) == 1, "peers differ after a round"
-        whole = all(a["done"] is not None and a["members"] == len(self.children) for a in answers)
+        whole = all(a["done"] is not None and a["members"] == START_PEERS for a in answers)
         if not whole:
             self.failed += 1
             return
@@ -84,48 +85,49 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--without-averager", action="store_true", help="ours alone")
     options = parser.parse_args()
-    turns, rounds = (2, 3) if options.quick else (8, 8)
+    turns, rounds = (1, 6) if options.quick else (3, 15)
     end_cleanly_when_told()
     before = circumstances()
-    with tempfile.TemporaryDirectory(prefix="peer-benchmark-") as folder, ExitStack() as stack:
-        cases = open_cases(stack, Path(folder), with_averager=not options.without_averager)
-        for case in cases:
-            case.run(WARM_ROUNDS, keep=False)
-        for _ in range(turns):
-            for case in cases:
-                case.run(rounds)
+    hashing, real, averaging = [Case(f"{size // 1000} kB payload", size) for size in SIZES], Case(REAL), Case(AVERAGER)
+    real.prepare_seconds = 3.0
+    for _ in range(turns):
+        with tempfile.TemporaryDirectory(prefix="peer-benchmark-") as folder:
+            with open_ours("hash", Path(folder) / "hash") as children:
+                run_all(hashing, children, rounds)
+            with open_ours("torch", Path(folder) / "torch") as children:
+                run_all([real], children, rounds)
+            if not options.without_averager:
+                with open_averagers(Path(folder)) as children:
+                    run_all([averaging], children, rounds)
+    cases = [*hashing, real, *([] if options.without_averager else [averaging])]
     show(cases)
     write_json(options.json, {"cases": [case.as_json() for case in cases]}, before)
 
 
-def open_cases(stack: ExitStack, folder: Path, *, with_averager: bool) -> list[Case]:
-    hashing = open_ours(stack, "hash", folder / "hash")
-    cases = [Case(f"{size // 1000} kB payload", hashing, size) for size in SIZES]
-    cases.append(Case(REAL, open_ours(stack, "torch", folder / "torch"), prepare_seconds=3.0))
-    if with_averager:
-        cases.append(Case(AVERAGER, open_averagers(stack, folder)))
-    return cases
+def run_all(cases: Sequence[Case], children: Sequence[Child], rounds: int) -> None:
+    cases[0].run(children, WARM_ROUNDS, keep=False)
+    for case in cases:
+        case.run(children, rounds)
 
 
-def open_ours(stack: ExitStack, kind: str, folder: Path) -> list[Child]:
-    """The first peer is the run's creator; each is told where the others are."""
-    first = stack.enter_context(Child(MODULE, [kind, str(folder / "0")], START_PEERS))
-    greeting = first.hear(START_SECONDS_MAX)
-    rest = [[kind, str(folder / str(number)), greeting["peer"]] for number in range(1, START_PEERS)]
-    children = [first, *stack.enter_context(open_children(MODULE, rest))]
-    greetings = [greeting, *(child.hear(START_SECONDS_MAX) for child in children[1:])]
-    ask_all(children, START_SECONDS_MAX, addresses={g["peer"]: g["addresses"] for g in greetings})
-    return children
+@contextmanager
+def open_ours(kind: str, folder: Path) -> Iterator[list[Child]]:
+    """Linked to each other; the first is the run's creator."""
+    creator = load_or_create(folder / "0" / IDENTITY_FILE).peer_id
+    with open_children(MODULE, [[kind, str(folder / str(n)), creator] for n in range(START_PEERS)]) as children:
+        greetings = [child.hear(START_SECONDS_MAX) for child in children]
+        ask_all(children, START_SECONDS_MAX, addresses={g["peer"]: g["addresses"] for g in greetings})
+        yield children
 
 
-def open_averagers(stack: ExitStack, folder: Path) -> list[Child]:
-    arguments = [["averager", str(folder)]] * START_PEERS
-    children = stack.enter_context(open_children(MODULE, arguments))
-    known: list[str] = []
-    for child in children:
-        child.tell(initial_peers=known[:1])
-        known += child.hear(START_SECONDS_MAX)["addresses"]
-    return children
+@contextmanager
+def open_averagers(folder: Path) -> Iterator[list[Child]]:
+    with open_children(MODULE, [["averager", str(folder), ""]] * START_PEERS) as children:
+        known: list[str] = []
+        for child in children:
+            child.tell(initial_peers=known[:1])
+            known += child.hear(START_SECONDS_MAX)["addresses"]
+        yield children
 
 
 def show(cases: Sequence[Case]) -> None:

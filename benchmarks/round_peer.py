@@ -30,6 +30,7 @@ from network.daemon import HivemindNetwork, open_network
 from network.identity import Identity, load_or_create
 from network.seam import PeerID
 from peer.learner import Learner, Trained
+from peer.options import IDENTITY_FILE
 from peer.worker import ThreadWorker
 
 RUN_ID = "be" * 32
@@ -86,28 +87,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["hash", "torch", "averager"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("creator", nargs="?", default="")
+    parser.add_argument("creator", help="the peer id of the run's creator")
     options = parser.parse_args()
     if options.kind == "averager":
         from benchmarks.averager import run_averager
 
         run_averager()
         return
-    options.folder.mkdir(parents=True, exist_ok=True)
     anyio.run(run_peer, options, backend="asyncio", backend_options={"use_uvloop": True})
 
 
 async def run_peer(options: argparse.Namespace) -> None:
     """Ours: the node and the learner as `peer.member` puts them together, without a directory."""
-    identity = load_or_create(options.folder / "identity.key")
-    creator = PeerID(options.creator) if options.creator else identity.peer_id
+    identity = load_or_create(options.folder / IDENTITY_FILE)
     learner = HashLearner() if options.kind == "hash" else torch_learner(identity)
     storage = FileStorage(options.folder / "run")
     await storage.load()
-    first = genesis(Hash(bytes.fromhex(RUN_ID)), creator, learner.fingerprint())
+    first = genesis(Hash(bytes.fromhex(RUN_ID)), PeerID(options.creator), learner.fingerprint())
     engine = EngineConfig(PAYLOAD_BYTES_MAX, weight_max=1 << 40, snapshot_bytes=1 << 40, start_peers=START_PEERS)
     async with (
-        open_network(options.folder / "identity.key", "/ip4/127.0.0.1/tcp/0") as network,
+        open_network(options.folder / IDENTITY_FILE, "/ip4/127.0.0.1/tcp/0") as network,
         anyio.create_task_group() as tasks,
     ):
         node = Node(

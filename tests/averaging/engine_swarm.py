@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from averaging import journal
@@ -57,6 +58,10 @@ class ToyPeer:
     speed: float = 1.0
     tick_at: float = float("inf")
     jumping: bool = False
+
+
+# What is sent to all is parsed once: messages are values.
+_parsed = lru_cache(maxsize=256)(parse_message)
 
 
 class EngineSwarm:
@@ -233,8 +238,10 @@ class EngineSwarm:
             peer.journal += entries
             peer.log += peer.lazy_log
             peer.lazy, peer.lazy_log = [], []
+        encoded: dict[int, bytes] = {}
         for target, message in actions.sends:
-            self.send(peer, self.by_id[target], encode_message(message))
+            data = encoded.get(id(message)) or encoded.setdefault(id(message), encode_message(message))
+            self.send(peer, self.by_id[target], data)
         for commit in actions.commits:
             self.trace.update(commit.record.hash)
             self.apply(peer, commit.record)
@@ -287,7 +294,7 @@ class EngineSwarm:
 
         def deliver() -> None:
             if (source.life, target.life) == lives and target.engine is not None:
-                target.engine.receive(source.signer.peer_id, parse_message(data), self.now)
+                target.engine.receive(source.signer.peer_id, _parsed(data), self.now)
                 self.after(target)
 
         self.at(self.chaos.delay + self.rng.random() * self.chaos.jitter, deliver)

@@ -95,13 +95,13 @@ def test_a_certified_gap_is_taken_and_replayed_in_order() -> None:
     assert following.receive(PEERS[1], log(ENTRIES), HEAD) is None
     head = HEAD
     for entry, contributions in CHAIN:
-        assert following.next() == entry
+        assert following.next(0.0) == entry
         assert following.contributions(entry.record) is None
         following.held.update((c.digest, c) for c in contributions)
         assert following.contributions(entry.record) == contributions
         head = entry.record
         following.applied(head)
-    assert following.next() is None
+    assert following.next(0.0) is None
     assert not following.held
     assert following.tip(head) == head
 
@@ -134,7 +134,7 @@ def test_wrong_certificates_are_refused() -> None:
     for name, entry in wrong_certificates().items():
         following = catch_up()
         assert following.receive(PEERS[1], log([entry]), HEAD) is not None, name
-        assert following.next() is None, name
+        assert following.next(0.0) is None, name
 
 
 def test_what_came_before_a_wrong_certificate_is_kept() -> None:
@@ -193,9 +193,9 @@ def test_a_heavy_gap_is_jumped_unless_nobody_has_a_snapshot() -> None:
     for following in (light, heavy):
         following.receive(PEERS[1], log(ENTRIES), HEAD)
     assert not light.wants_snapshot
-    assert heavy.wants_snapshot and heavy.next() is None
+    assert heavy.wants_snapshot and heavy.next(0.0) is None
     heavy.snapshot_failed()
-    assert heavy.next() == ENTRIES[0], "it replays instead"
+    assert heavy.next(0.0) == ENTRIES[0], "it replays instead"
 
 
 def test_a_gap_without_contributions_is_jumped_or_asked_for_again() -> None:

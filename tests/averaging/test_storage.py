@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from averaging.storage import FileStorage, Saved, Storage
+from averaging.storage import DamagedStorage, FileStorage, Saved, Storage
 from simulator.storage import SimulatedStorage
 
 Reopen = Callable[[], Storage]
@@ -113,7 +113,7 @@ def load(folder: Path) -> Saved:
 
 
 @pytest.mark.parametrize("name", ["log", "journal"])
-def test_a_tail_torn_at_any_byte_leaves_a_prefix_that_can_be_continued(name: str, tmp_path: Path) -> None:
+def test_a_write_torn_at_any_byte_is_there_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
     write(tmp_path / "whole", ENTRIES)
     data = (tmp_path / "whole" / name).read_bytes()
     folder = tmp_path / "torn"
@@ -130,7 +130,18 @@ def test_a_tail_torn_at_any_byte_leaves_a_prefix_that_can_be_continued(name: str
             write(folder, [b"more"])
             saved = load(folder)
             assert (saved.log if name == "log" else saved.journal) == [*entries, b"more"]
-    assert seen == set(range(len(ENTRIES) + 1))
+    assert seen == {0, len(ENTRIES)}
+
+
+def test_damage_before_a_later_write_is_told_and_not_taken_for_a_torn_end(tmp_path: Path) -> None:
+    write(tmp_path, [b"a vote"])
+    first = (tmp_path / "journal").read_bytes()
+    write(tmp_path, [b"a later vote"])
+    content = bytearray((tmp_path / "journal").read_bytes())
+    content[len(first) - 1] ^= 1
+    (tmp_path / "journal").write_bytes(content)
+    with pytest.raises(DamagedStorage, match="journal is damaged at byte 0"):
+        load(tmp_path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)

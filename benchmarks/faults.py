@@ -28,7 +28,7 @@ import anyio
 
 from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, write_json
 from benchmarks.resources import name_of, resident_bytes
-from benchmarks.swarm import Heard, Swarm, SwarmFailed, SwarmPeer, open_swarm
+from benchmarks.swarm import Heard, Swarm, SwarmFailed, SwarmPeer, open_swarm, story_of
 from simulator.options import SimulateOptions
 
 PEERS = 4
@@ -40,7 +40,6 @@ BACK_SECONDS_MAX = 180.0
 STOPPED_SECONDS = 10.0
 SLOW_SECONDS = 30.0
 """The story of a return that takes longer is printed."""
-STORY_EVENTS_MAX = 12
 COLUMNS = ("next_seconds", "second_seconds", "back_seconds")
 
 
@@ -219,15 +218,6 @@ async def until_back(swarm: Swarm, victim: SwarmPeer, reached: int) -> float | N
         print(failure)
         return None
     return anyio.current_time() - begin
-
-
-def story_of(victim: SwarmPeer, begin: float) -> str:
-    told: list[str] = []
-    for event in victim.events:
-        if event.at >= begin and len(told) < STORY_EVENTS_MAX:
-            more = event.fields.get("text", event.fields.get("round", ""))
-            told.append(f"{event.at - begin:.1f} {event.kind} {more}".strip())
-    return "; ".join(told)
 
 
 def describe(fault: Fault) -> str:

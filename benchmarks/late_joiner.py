@@ -22,7 +22,7 @@ import anyio
 
 from benchmarks.figures import circumstances, end_cleanly_when_told, write_json
 from benchmarks.resources import name_of
-from benchmarks.swarm import Swarm, SwarmPeer, open_swarm
+from benchmarks.swarm import Swarm, SwarmPeer, open_swarm, story_of
 from network.traffic import TrafficMeter
 from peer.build import build
 from peer.spec import make_spec
@@ -51,6 +51,8 @@ class Join:
     """Until level."""
     state_bytes: int
     """What a snapshot weighs at least."""
+    story: str
+    """What it said until it had contributed, in seconds since its start."""
 
 
 def main() -> None:
@@ -74,7 +76,7 @@ async def measure(rounds: tuple[int, ...]) -> list[Join]:
                 seconds_max = 120.0 + 10.0 * target
                 await swarm.wait_until(lambda t=target: swarm.round >= t, seconds_max, f"round {target}")  # type: ignore[misc]
                 joins.append(await one_join(swarm, number, size))
-                print(describe(joins[-1]), flush=True)
+                print(f"{describe(joins[-1])}\n    {joins[-1].story}", flush=True)
     return joins
 
 
@@ -105,6 +107,7 @@ async def one_join(swarm: Swarm, number: int, size: int) -> Join:
         contributed_seconds=done - begin,
         bytes_received=max((count for at, count in received if at <= level + SAMPLE_SECONDS), default=0),
         state_bytes=size,
+        story=story_of(newcomer, begin),
     )
     newcomer.send(signal.SIGINT)
     await swarm.wait_until(lambda: newcomer.process is None, 30.0, "the newcomer to leave")

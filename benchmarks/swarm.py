@@ -21,6 +21,7 @@ from simulator.processes import environment, peer_command, run_process
 
 START_SECONDS_MAX = 120.0
 WORDS_KEPT = 20
+STORY_EVENTS_MAX = 30
 _LOG_ENTRY_BYTES_MAX = 1 << 20
 
 
@@ -174,6 +175,17 @@ class Swarm:
         elif heard.kind == "Note":
             peer.words.append(event["text"])
         self._news.set()
+
+
+def story_of(peer: SwarmPeer, begin: float) -> str:
+    """What a peer said since `begin`, in seconds from there."""
+    told: list[str] = []
+    for event in peer.events:
+        if event.at >= begin and len(told) < STORY_EVENTS_MAX:
+            more = event.fields.get("text", event.fields.get("round", ""))
+            mark = " (with its own)" if event.fields.get("mine") else ""
+            told.append(f"{event.at - begin:.1f} {event.kind} {more}".strip() + mark)
+    return "; ".join(told)
 
 
 def newest_record(path: Path) -> Record | None:

@@ -110,7 +110,8 @@ class TorchLearner(Learner):
         self.state = method.apply_round(
             self.state, members, self._rules, round_index=number - 1, me=self._me, wanted=wanted
         )
-        if offered:
+        # What an earlier process offered held all of the residual, which is a part of what is wanted now.
+        if offered or any(member.peer == self._me for member in members):
             self._wanted = None
 
     def heard(self, payload: bytes | None) -> None:

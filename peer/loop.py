@@ -80,6 +80,8 @@ class PeerLoop:
         self._pending_tokens = 0
         self._unsent = False
         """Inner steps are done and not packed yet."""
+        self._outdated = False
+        """Something of this peer's own was committed after the newest payload was made: it may say that again."""
         self._offered_on: Hash | None = None
         self._said: dict[Hash, Contribution] = {}
         """What this process offered on the newest head, by digest: a round may also name what an earlier one did."""
@@ -141,15 +143,18 @@ class PeerLoop:
     async def _contribute(self) -> None:
         """Offers what was trained and waits until the round is committed, with it or without."""
         payload = await self._worker.run(self._learner.pack)
-        self._unsent = False
+        self._unsent = self._outdated = False
         # Whoever is there at the first round is a founder. Later a newcomer votes from its second commit on, so that a
         # crowd that comes and goes never holds the majority.
         is_known = self._me in self._applied.voters or self._committed_mine > 0
         willing = is_known or self._applied.round == 0
         while not await self._offer(payload, willing):
-            # Rounds were committed while the payload was made: it is as good on the new head.
+            # Rounds were committed while the payload was made: it is as good on the new head, if none was this peer's.
             await self._wait_news()
             await self._follow()
+            if self._outdated:
+                self._pending_tokens = 0
+                return
             if self._is_done:
                 return
         while self._offered_on is not None:
@@ -191,6 +196,7 @@ class PeerLoop:
         self._applied = record
         if offered:
             self._offered_on = None
+        self._outdated |= mine is not None
         if mine is not None:
             self._committed_mine += 1
             if offered:
@@ -282,6 +288,7 @@ class PeerLoop:
                 said = self._said.get(mine.digest)
                 await self._worker.run(self._learner.heard, None if said is None else said.payload)
                 self._pending_tokens = 0
+                self._outdated = True
         await self._worker.run(self._learner.load, snapshot.files, own=False)
         self._applied = self._node.record_of(snapshot.head)
         self._offered_on = None

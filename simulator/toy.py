@@ -109,7 +109,7 @@ class ToyLearner(Learner):
             self.residual = self._after(units_of(mine.payload), wanted)
         elif wanted is not None:
             self.residual = wanted
-        if offered:
+        if offered or mine is not None:
             self._wanted = None
 
     def _after(self, said: set[int], wanted: set[int] | None) -> set[int]:

@@ -68,9 +68,9 @@ class Pace:
 
     @property
     def high(self) -> float:
-        """What a further time will rarely exceed: four median deviations more, a quarter at least."""
+        """What a further time will rarely exceed: six median deviations more, and half as much again at least."""
         middle = self.mean
-        return middle + max(4 * median([abs(t - middle) for t in self.times]), middle / 4)
+        return middle + max(6 * median([abs(t - middle) for t in self.times]), middle / 2)
 
 
 @final

@@ -40,8 +40,11 @@ class Chain(Compressor):
         levels, scales = self.values.quantise(values, self.values.blocks(len(values), self.selection.alike))
         return Packet(indices, levels, scales)
 
+    def values_of(self, packet: Packet) -> Tensor:
+        return self.values.dequantise(packet.levels, packet.scales)
+
     def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:
-        values = self.values.dequantise(packet.levels, packet.scales)
+        values = self.values_of(packet)
         if packet.indices is None:
             return values
         coefficients = torch.zeros(self.transform.size(spec.shape), dtype=torch.float32, device=values.device)

@@ -53,6 +53,10 @@ class Compressor(ABC):
         """The packet's values in the transform's domain, dense, float32; zero where nothing was sent."""
 
     @abstractmethod
+    def values_of(self, packet: Packet) -> Tensor:
+        """The kept coefficients alone, in the order of the packet, float32."""
+
+    @abstractmethod
     def restore(self, coefficients: Tensor, spec: TensorSpec) -> Tensor:
         """Back from the transform's domain to a tensor of `spec`; linear up to its own fixed rounding."""
 

@@ -12,14 +12,15 @@ from torch import nn
 
 from averaging.config import EngineConfig
 from averaging.snapshots import SnapshotConfig
-from compression.chain import Chain, parse_chain
+from compression.chain import parse_chain
+from compression.remembering import Remembering
 from compression.seam import TensorSpec
 from models.registry import build_model, loss_fn, model_config
 from network.seam import PeerID
 from optimizers.presets import Method
 from peer.data import Corpus, load_corpus, sampler
 from peer.learner import TorchLearner
-from peer.method import Rules, initial_state, rules_of
+from peer.method import initial_state, rules_of
 from peer.spec import RunSpec
 from peer.trainer import Trainer
 
@@ -64,7 +65,8 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     if torch.get_num_threads() > 1 and is_small(spec.model.name):
         torch.set_num_threads(1)
     model: nn.Module = build_model(spec.model.name, seed)
-    rules = rules_of(method, parse_chain)
+    chain = parse_chain(method.chain)
+    rules = rules_of(method, lambda _: Remembering(chain))
     state = initial_state(model, rules)
     sample = sampler(corpus, seed, me, batch=method.batch, length=context)
     held_out = corpus.validation_batches(
@@ -73,9 +75,7 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     trainer = Trainer(model, loss_fn, sample, method, chosen_device(device))
     state_bytes = _PARAMETER_BYTES * sum(t.numel() for t in [*state.anchor.values(), *state.outer.values()])
     engine = EngineConfig(
-        payload_bytes_max=payload_bytes_max(
-            rules, [TensorSpec.of(state.anchor[name]) for name in sorted(state.anchor)]
-        ),
+        payload_bytes_max=chain.size_max([TensorSpec.of(state.anchor[name]) for name in sorted(state.anchor)]),
         weight_max=method.inner_steps * method.batch * context * MISSED_ROUNDS_MAX,
         snapshot_bytes=state_bytes,
         start_peers=spec.group.start_peers,
@@ -91,12 +91,6 @@ def is_small(model: str) -> bool:
     """Whether one thread trains it as fast as two: its matrices are too small to share (gpt-nano, gpt-mini)."""
     config = model_config(model)
     return config.layers * config.width**2 < SMALL_MODEL_MAX
-
-
-def payload_bytes_max(rules: Rules, specs: list[TensorSpec]) -> int:
-    """What the chain can need at most for this model: a stranger's packet beyond it is refused unread."""
-    assert isinstance(rules.compressor, Chain)
-    return rules.compressor.size_max(specs)
 
 
 def dense_bytes(parameters: int, inner_steps: int, peers: int) -> float:

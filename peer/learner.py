@@ -82,13 +82,29 @@ class TorchLearner(Learner):
     """A model trained by `Trainer`, merged and stepped by `peer.method`."""
 
     def __init__(self, me: PeerID, state: TrainingState, rules: Rules, trainer: Trainer, held_out: Sequence[Tensor]):
-        self.state = state
+        self._state = state
+        self._owed: tuple[bytes, dict[str, Tensor]] | None = None
+        """The payload that was committed last and what was wanted then: the residual is worked out when it is needed,
+        so that the next round need not wait for it.
+        """
         self._me = me
         self._rules = rules
         self._trainer = trainer
         self._held_out = held_out
         self._delta: dict[str, Tensor] | None = None
         self._wanted: dict[str, Tensor] | None = None
+
+    @property
+    def state(self) -> TrainingState:
+        if self._owed is not None:
+            (payload, wanted), self._owed = self._owed, None
+            residual = method.residual_after(payload, wanted, self._state.anchor, self._rules)
+            self._state = replace(self._state, residual=residual, missed=False)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainingState) -> None:
+        self._state, self._owed = state, None
 
     def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
         try:
@@ -107,9 +123,13 @@ class TorchLearner(Learner):
     def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
         wanted = self._wanted if offered else None
-        self.state = method.apply_round(
-            self.state, members, self._rules, round_index=number - 1, me=self._me, wanted=wanted
-        )
+        mine = next((member for member in members if member.peer == self._me), None)
+        before, index = self.state, number - 1
+        if mine is not None and wanted is not None:
+            self.state = method.apply_round(before, members, self._rules, round_index=index)
+            self._owed = mine.payload, wanted
+        else:
+            self.state = method.apply_round(before, members, self._rules, round_index=index, me=self._me, wanted=wanted)
         # What an earlier process offered held all of the residual, which is a part of what is wanted now.
         if offered or any(member.peer == self._me for member in members):
             self._wanted = None
@@ -121,13 +141,13 @@ class TorchLearner(Learner):
         self._wanted = None
 
     def fingerprint(self) -> bytes:
-        return method.fingerprint(self.state.anchor, self.state.outer)
+        return method.fingerprint(self._state.anchor, self._state.outer)
 
     def validation_loss(self) -> float:
         return self._trainer.validation_loss(self.state.anchor, self._held_out)
 
     def check(self, payload: bytes) -> None:
-        method.check_payload(payload, self.state.anchor, self._rules.compressor)
+        method.check_payload(payload, self._state.anchor, self._rules.compressor)
 
     def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
         return checkpoint.dump(replace(self.state, residual={}, missed=False) if shared_only else self.state)

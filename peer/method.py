@@ -73,19 +73,19 @@ def initial_state(model: nn.Module, rules: Rules) -> TrainingState:
 
 
 def fingerprint(anchor: Tensors, outer: Tensors) -> bytes:
-    """16 bytes (BLAKE2b) over the names, types, shapes and raw bytes of both mappings, in sorted order.
+    """The first 16 bytes of the SHA-256 over the names, types, shapes and raw bytes of both mappings, in sorted order.
 
     Tensors hash as little-endian, as every supported machine holds them.
     """
-    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    digest = hashlib.sha256()
     for part in (anchor, outer):
         digest.update(len(part).to_bytes(8, "little"))
         for name in sorted(part):
             tensor = part[name].detach().cpu().contiguous()
             header = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
             digest.update(len(header).to_bytes(8, "little") + header)
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.digest()
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()[:FINGERPRINT_BYTES]
 
 
 def wanted(state: TrainingState, delta: Tensors, method: Method) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def make_payload(wanted: Tensors, compressor: Compressor) -> bytes:
 def check_payload(payload: bytes, anchor: Tensors, compressor: Compressor) -> None:
     """Raises `InvalidPacket` unless the payload can be merged; the first thing to do with what a stranger sent."""
     for name, packet in unpacked(payload, anchor, compressor).items():
-        check_coefficients(name, compressor.coefficients(packet, TensorSpec.of(anchor[name])))
+        check_values(name, compressor.values_of(packet))
 
 
 def decode(payload: bytes, anchor: Tensors, compressor: Compressor) -> dict[str, Tensor]:
@@ -165,8 +165,8 @@ def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules)
         spec = TensorSpec.of(anchor[name])
         values = []
         for member_packets in packets:
+            check_values(name, rules.compressor.values_of(member_packets[name]))
             coefficients = rules.compressor.coefficients(member_packets[name], spec)
-            check_coefficients(name, coefficients)
             values.append({name: coefficients.to(anchor[name].device)})
         delta[name] = rules.compressor.restore(rules.merge.merge(values, weights)[name], spec)
     return delta
@@ -203,8 +203,8 @@ def unpacked(payload: bytes, anchor: Tensors, compressor: Compressor) -> Mapping
     return dict(zip(names, packets, strict=True))
 
 
-def check_coefficients(name: str, coefficients: Tensor) -> None:
-    """Raises `InvalidPacket` on NaN, infinity or an absurd size."""
+def check_values(name: str, values: Tensor) -> None:
+    """Raises `InvalidPacket` on NaN, infinity or an absurd size among the coefficients that were sent."""
     # The comparison is false for NaN too.
-    if coefficients.numel() and not bool((coefficients.abs() <= COEFFICIENT_MAX).all()):
+    if values.numel() and not bool((values.abs() <= COEFFICIENT_MAX).all()):
         raise InvalidPacket(f"{name}: a coefficient is not a number of at most {COEFFICIENT_MAX:g}")

@@ -49,6 +49,9 @@ class TopK(Compressor):
         indices = flat.abs().topk(kept).indices.sort().values
         return Packet(indices, flat[indices], torch.zeros(0))
 
+    def values_of(self, packet: Packet) -> Tensor:
+        return packet.levels
+
     def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:
         dense = torch.zeros(torch.Size(spec.shape).numel())
         assert packet.indices is not None

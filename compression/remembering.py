@@ -1,0 +1,53 @@
+"""A compressor that unpacks each contribution once: it is checked when it comes, and merged when it is committed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import final
+
+from torch import Tensor
+
+from compression.seam import Compressor, Packet, TensorSpec
+
+
+@final
+class Remembering(Compressor):
+    """Wraps another compressor; the newest `payloads_max` results of `unpack` are kept. Packets never change."""
+
+    def __init__(self, compressor: Compressor, payloads_max: int = 64, bytes_max: int = 64 * 2**20) -> None:
+        self._compressor = compressor
+        self._payloads_max = payloads_max
+        self._bytes_max = bytes_max
+        self._unpacked: OrderedDict[bytes, list[Packet]] = OrderedDict()
+
+    def compress(self, tensor: Tensor) -> Packet:
+        return self._compressor.compress(tensor)
+
+    def values_of(self, packet: Packet) -> Tensor:
+        return self._compressor.values_of(packet)
+
+    def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:
+        return self._compressor.coefficients(packet, spec)
+
+    def restore(self, coefficients: Tensor, spec: TensorSpec) -> Tensor:
+        return self._compressor.restore(coefficients, spec)
+
+    def pack(self, packets: list[Packet], specs: list[TensorSpec]) -> bytes:
+        return self._compressor.pack(packets, specs)
+
+    def unpack(self, data: bytes, specs: list[TensorSpec]) -> list[Packet]:
+        """Always with the same `specs`: one wrapper serves one model."""
+        known = self._unpacked.get(data)
+        if known is not None:
+            return known
+        packets = self._compressor.unpack(data, specs)
+        self._unpacked[data] = packets
+        size = sum(map(len, self._unpacked))
+        # Called from two threads: another may have removed the last one meanwhile.
+        while self._unpacked and (len(self._unpacked) > self._payloads_max or size > self._bytes_max):
+            try:
+                oldest, _ = self._unpacked.popitem(last=False)
+            except KeyError:
+                break
+            size -= len(oldest)
+        return packets

@@ -28,7 +28,9 @@ run_module() { # MODULE ARGUMENTS...
     PYTHONSAFEPATH=1
     # Threads that spin while they wait make a busy machine many times slower: torch's must sleep.
     OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-    export PYTHONPATH PYTHONSAFEPATH OMP_WAIT_POLICY
+    # Fewer arenas: what the training thread frees is used again by the others (some 25 MB less a peer).
+    MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-1}
+    export PYTHONPATH PYTHONSAFEPATH OMP_WAIT_POLICY MALLOC_ARENA_MAX
     exec "$PEER_ROOT/.venv/bin/python" -c \
         'import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)' \
         "$@"

@@ -22,6 +22,8 @@ RUN = """
 name = "leaving"
 [model]
 name = "gpt-nano"
+[method]
+preset = "distro"
 [group]
 start_peers = {start_peers}
 """

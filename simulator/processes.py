@@ -28,7 +28,9 @@ def peer_command(subcommand: str, folder: Path, *arguments: str) -> list[str]:
 def environment(peers: int) -> dict[str, str]:
     """For a child: this checkout's code, and its share of the processors."""
     threads = str(max(1, (os.cpu_count() or 1) // peers))
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    # As in bin/environment.sh: threads sleep while they wait, and memory stays in one arena.
+    lean = {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1"}
+    return {**os.environ, **lean, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 async def run_process(

@@ -1,4 +1,4 @@
-"""Real processes with real daemons on loopback, killed at random: the run reaches its goal and leaves nothing behind."""
+"""Real processes with real daemons on loopback, killed at random: the run reaches its goal and leaves nothing over."""
 
 from __future__ import annotations
 

@@ -1,0 +1,318 @@
+"""Learners and their files: what is said is subtracted exactly once, whatever happens between saying and hearing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from averaging.contribution import Contribution, sign_contribution
+from averaging.record import Hash
+from models.registry import build_model
+from network.seam import PeerID
+from peer import checkpoint, method
+from peer.build import Built, build_with, chosen_device, dense_bytes
+from peer.data import Corpus, load_corpus
+from peer.learner import Learner, TorchLearner
+from peer.spec import RunSpec, make_spec
+from simulator.toy import BooksWrong, Ledger, ToyLearner, ToySigner, units_of
+
+SIGNERS = [ToySigner(number) for number in range(3)]
+ME, OTHER = SIGNERS[0], SIGNERS[1]
+
+
+def never() -> bool:
+    return False
+
+
+def contribution(signer: ToySigner, payload: bytes) -> Contribution:
+    return sign_contribution(signer, Hash(bytes(32)), 10, bytes(16), True, payload)
+
+
+# The toy, whose units can be counted.
+
+
+def train_and_pack(learner: Learner) -> bytes:
+    learner.train(0, never)
+    return learner.pack()
+
+
+def test_what_a_round_merged_is_no_longer_wanted_and_the_rest_stays() -> None:
+    learner = Ledger().learner(ME.peer_id)
+    train_and_pack(learner)
+    learner.apply(1, [], offered=True)
+    payload = train_and_pack(learner)
+    assert units_of(payload) == set(range(16))
+    learner.apply(2, [contribution(ME, payload)], offered=True)
+    assert learner.waiting() == set(range(16, 20))
+
+
+def test_what_missed_its_round_is_said_again() -> None:
+    learner = Ledger().learner(ME.peer_id)
+    payload = train_and_pack(learner)
+    learner.apply(1, [contribution(OTHER, b"\x90")], offered=True)
+    assert learner.waiting() == units_of(payload)
+
+
+def test_what_an_earlier_process_offered_is_dropped_and_not_subtracted() -> None:
+    ledger = Ledger()
+    before = ledger.learner(ME.peer_id)
+    before.apply(1, [], offered=False)
+    saved = before.dump()
+    old = train_and_pack(before)
+    after = ledger.learner(ME.peer_id)
+    after.load(saved, own=True)
+    train_and_pack(after)
+    after.apply(2, [contribution(ME, old)], offered=False)
+    assert not after.waiting() & units_of(old)
+
+
+def test_a_snapshot_keeps_what_was_wanted_and_what_it_stands_for_is_not_said_again() -> None:
+    ledger = Ledger()
+    donor, learner = ledger.learner(OTHER.peer_id), ledger.learner(ME.peer_id)
+    payload = train_and_pack(learner)
+    learner.load(donor.dump(shared_only=True), own=False)
+    assert learner.waiting() == units_of(payload)
+    ledger.merge(1, [contribution(ME, payload)])
+    learner.heard(payload)
+    learner.load(donor.dump(shared_only=True), own=False)
+    assert learner.waiting() == set()
+
+
+def test_the_ledger_sees_what_is_merged_twice_vanishes_or_never_was() -> None:
+    ledger = Ledger()
+    learner = ledger.learner(ME.peer_id)
+    payload = train_and_pack(learner)
+    ledger.merge(1, [contribution(ME, payload)])
+    ledger.merge(1, [contribution(ME, payload)])  # Somebody else applies the same round.
+    with pytest.raises(BooksWrong, match="two sets"):
+        ledger.merge(1, [])
+    with pytest.raises(BooksWrong, match="again"):
+        ledger.merge(2, [contribution(ME, payload)])
+    with pytest.raises(BooksWrong, match="never made"):
+        ledger.merge(3, [contribution(OTHER, payload)])
+    with pytest.raises(BooksWrong, match="would say"):
+        ledger.check_left(learner, crashed=False)
+    learner.heard(payload)
+    ledger.check_left(learner, crashed=False)
+    lossy = ledger.learner(OTHER.peer_id)
+    train_and_pack(lossy)
+    lossy.heard(None)
+    with pytest.raises(BooksWrong, match="vanished"):
+        ledger.check_left(lossy, crashed=False)
+    ledger.check_left(lossy, crashed=True)
+
+
+@given(st.binary(max_size=40))
+def test_any_toy_payload_is_refused_or_merged(payload: bytes) -> None:
+    learner = ToyLearner(ME.peer_id)
+    try:
+        learner.check(payload)
+    except ValueError:
+        return
+    units_of(payload)
+
+
+# The real one.
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load_corpus(())
+
+
+def spec_of(**settings: Any) -> RunSpec:
+    return make_spec(PeerID(ME.peer_id), name="test", model="gpt-nano", preset="distro", settings=settings)
+
+
+def built(corpus: Corpus, signer: ToySigner = ME) -> Built:
+    torch.set_num_threads(1)
+    return build_with(spec_of(batch=2), signer.peer_id, corpus)
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_two_peers_that_apply_the_same_rounds_hold_the_same_bits(corpus: Corpus) -> None:
+    one, other = built(corpus).learner, built(corpus, OTHER).learner
+    assert one.fingerprint() == other.fingerprint()
+    for number in (1, 2):
+        payloads = [contribution(ME, train_and_pack(one)), contribution(OTHER, train_and_pack(other))]
+        one.apply(number, payloads, offered=True)
+        other.apply(number, payloads[::-1], offered=True)
+        assert one.fingerprint() == other.fingerprint()
+        assert not equal(one.state.residual, other.state.residual)
+    assert one.validation_loss() == other.validation_loss()
+
+
+def test_a_newcomer_replays_or_loads_to_the_same_bits(corpus: Corpus) -> None:
+    one, replaying, loading = (built(corpus, s).learner for s in SIGNERS)
+    payloads = [contribution(ME, train_and_pack(one))]
+    one.apply(1, payloads, offered=True)
+    replaying.apply(1, payloads, offered=False)
+    files = one.dump(shared_only=True)
+    assert loading.fingerprint_of(files) == one.fingerprint() != loading.fingerprint()
+    assert loading.load(files, own=False) == one.fingerprint()
+    assert replaying.fingerprint() == loading.fingerprint() == one.fingerprint()
+    assert loading.state.residual == {}
+
+
+def test_the_residual_is_what_was_wanted_without_what_all_heard(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    payload = train_and_pack(learner)
+    wanted = learner._wanted
+    assert wanted is not None
+    heard = method.decode(payload, learner.state.anchor, learner._rules.compressor)
+    rest = {name: value - heard[name] for name, value in wanted.items()}
+    learner.heard(payload)
+    assert equal(learner.state.residual, rest)
+    other = built(corpus).learner
+    other.apply(1, [contribution(ME, train_and_pack(other))], offered=True)
+    assert equal(other.state.residual, rest), "the same whether it was applied or jumped over"
+    other.heard(None)
+    assert other.state.residual == {}
+
+
+def test_what_was_packed_before_a_snapshot_may_be_offered_after_it(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    files = learner.dump(shared_only=True)
+    payload = train_and_pack(learner)
+    wanted = learner._wanted
+    assert wanted is not None
+    learner.load(files, own=False)
+    assert equal(learner.state.residual, wanted)
+    learner.apply(1, [contribution(ME, payload)], offered=True)
+    assert learner.state.residual and not equal(learner.state.residual, wanted)
+
+
+def test_what_is_wanted_is_forgotten_with_the_residual_that_it_holds(corpus: Corpus) -> None:
+    """A round named what an earlier process offered: that held all of the residual, and so does what is wanted now."""
+    learner = built(corpus).learner
+    old = train_and_pack(learner)
+    train_and_pack(learner)
+    learner.apply(1, [contribution(ME, old)], offered=False)
+    assert learner.state.residual == {}
+    learner.load(learner.dump(shared_only=True), own=False)
+    assert learner.state.residual == {}
+
+
+def test_a_payload_that_cannot_be_merged_is_refused(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    payload = train_and_pack(learner)
+    learner.check(payload)
+    for bad in (b"", payload[:-1], payload + b"\0", bytes(len(payload))):
+        with pytest.raises(ValueError):
+            learner.check(bad)
+
+
+# Checkpoints.
+
+
+def test_a_state_goes_there_and_back_with_its_residual(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    learner.apply(1, [contribution(ME, train_and_pack(learner))], offered=True)
+    train_and_pack(learner)
+    learner.apply(2, [], offered=True)
+    state = learner.state
+    assert state.residual and state.missed
+    loaded = checkpoint.load(checkpoint.dump(state), state)
+    assert equal(loaded.anchor, state.anchor) and equal(loaded.outer, state.outer)
+    assert equal(loaded.residual, state.residual) and loaded.missed
+    fresh = built(corpus).learner
+    assert fresh.load(learner.dump(), own=True) == learner.fingerprint()
+    assert equal(fresh.state.residual, state.residual)
+    assert checkpoint.RESIDUAL not in learner.dump(shared_only=True)
+
+
+def changed(files: Mapping[str, bytes], name: str, data: bytes | None) -> dict[str, bytes]:
+    return {k: v for k, v in files.items() if k != name} | ({} if data is None else {name: data})
+
+
+Spoil = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+SPOILT: dict[str, Spoil] = {
+    "another name": lambda t: {f"{k}x": v for k, v in t.items()},
+    "one too few": lambda t: dict(list(t.items())[1:]),
+    "another shape": lambda t: {k: v.reshape(-1, 1) for k, v in t.items()},
+    "another type": lambda t: {k: v.double() for k, v in t.items()},
+    "not a number": lambda t: {k: torch.full_like(v, float("nan")) for k, v in t.items()},
+    "infinite": lambda t: {k: torch.full_like(v, float("inf")) for k, v in t.items()},
+}
+
+
+@pytest.mark.parametrize("how", sorted(SPOILT))
+def test_a_strangers_files_that_do_not_fit_change_nothing(how: str, corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    before = learner.fingerprint()
+    files = checkpoint.dump(replace(learner.state, anchor=SPOILT[how](learner.state.anchor)))
+    for attempt in (lambda: learner.load(files, own=False), lambda: learner.fingerprint_of(files)):
+        with pytest.raises(ValueError):
+            attempt()
+    assert learner.fingerprint() == before
+
+
+def test_missing_cut_and_foreign_files_are_refused(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    files = learner.dump()
+    for name in (checkpoint.ANCHOR, checkpoint.OUTER):
+        for data in (None, b"", files[name][:-1], files[name][:10], bytes(100), b"\xff" * 100):
+            with pytest.raises(ValueError):
+                learner.fingerprint_of(changed(files, name, data))
+    for data in (b"\xc1", b"\x81", b"\xff" * 3):
+        with pytest.raises(ValueError):
+            learner.fingerprint_of(changed(files, checkpoint.META, data))
+    for harmless in (msgpack.packb([1]), msgpack.packb({"missed": 7}), None):
+        assert learner.fingerprint_of(changed(files, checkpoint.META, harmless)) == learner.fingerprint()
+
+
+# Building.
+
+
+def test_what_is_built_follows_the_run(corpus: Corpus) -> None:
+    spec = spec_of(batch=2)
+    run = build_with(spec, ME.peer_id, corpus)
+    model = build_model("gpt-nano", spec.run.seed)
+    assert run.parameters == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    anchor = dict(model.named_parameters())
+    assert all(torch.equal(tensor, anchor[name].detach()) for name, tensor in run.learner.state.anchor.items())
+    state = [*run.learner.state.anchor.values(), *run.learner.state.outer.values()]
+    assert run.engine.snapshot_bytes == 4 * sum(tensor.numel() for tensor in state)
+    files = sum(len(data) for data in run.learner.dump().values())
+    assert files <= run.snapshots.bytes_max
+
+
+def test_no_honest_payload_is_beyond_the_limits(corpus: Corpus) -> None:
+    run = built(corpus)
+    trained = run.learner.train(0, never)
+    assert 0 < trained.tokens <= run.engine.weight_max
+    assert len(run.learner.pack()) <= run.engine.payload_bytes_max
+
+
+def test_dense_bytes_are_those_of_a_ring() -> None:
+    assert dense_bytes(1000, 1, 1) == 0
+    assert dense_bytes(1000, 1, 2) == 4000
+    assert dense_bytes(1000, 3, 4) == 2 * 3 / 4 * 4 * 1000 * 3
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    assert chosen_device("cpu") == "cpu"
+    assert chosen_device("auto") in ("cpu", "cuda", "mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="cuda:1"):
+            chosen_device("cuda:1")
+
+
+def test_training_that_diverges_offers_nothing(corpus: Corpus) -> None:
+    learner = built(corpus).learner
+    assert isinstance(learner, TorchLearner)
+    spoilt = {name: torch.full_like(tensor, float("nan")) for name, tensor in learner.state.anchor.items()}
+    learner.state = replace(learner.state, anchor=spoilt)
+    trained = learner.train(0, never)
+    assert trained.tokens == 0 and trained.loss != trained.loss

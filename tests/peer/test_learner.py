@@ -252,9 +252,10 @@ def test_a_strangers_files_that_do_not_fit_change_nothing(how: str, corpus: Corp
     learner = built(corpus).learner
     before = learner.fingerprint()
     files = checkpoint.dump(replace(learner.state, anchor=SPOILT[how](learner.state.anchor)))
-    for attempt in (lambda: learner.load(files, own=False), lambda: learner.fingerprint_of(files)):
-        with pytest.raises(ValueError):
-            attempt()
+    with pytest.raises(ValueError):
+        learner.fingerprint_of(files)
+    with pytest.raises(ValueError):
+        learner.load(files, own=False)
     assert learner.fingerprint() == before
 
 

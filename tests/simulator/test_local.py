@@ -48,4 +48,4 @@ def test_three_processes_train_through_kills(tmp_path: Path) -> None:
     assert 0 < summary.packet_bytes_sent_per_peer_per_round <= summary.bytes_sent_per_peer_per_round
     assert summary.bytes_sent_per_peer_per_round < summary.dense_bytes_per_peer_per_round
     assert seen == sorted(seen) and seen[-1] == summary.rounds_committed
-    assert anyio.run(wait_gone, options.folder, 5.0) == []
+    assert anyio.run(wait_gone, tmp_path, 5.0) == []

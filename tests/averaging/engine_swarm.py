@@ -32,7 +32,7 @@ class Chaos:
     breaks: float = 0.0
     crashes: float = 0.0
     blackouts: float = 0.0
-    """How often all peers crash at the same instant."""
+    """The share of commits right after which all peers crash at the same instant: before the log is written."""
     torn: float = 0.0
     """The share of durable writes in whose middle the peer crashes."""
     down_seconds: float = 2.0
@@ -88,8 +88,6 @@ class EngineSwarm:
         )
         for peer in self.peers:
             self.start(peer)
-        if chaos.blackouts:
-            self.at(self.rng.expovariate(chaos.blackouts), self.black_out)
 
     # The world.
 
@@ -159,7 +157,6 @@ class EngineSwarm:
         for peer in self.peers:
             if peer.engine is not None:
                 self.crash(peer)
-        self.at(self.rng.expovariate(self.chaos.blackouts), self.black_out)
 
     def guard(self, peer: ToyPeer, what: Callable[[], None]) -> Callable[[], None]:
         """Runs `what` only if `peer` has not crashed in between."""
@@ -245,6 +242,8 @@ class EngineSwarm:
         for commit in actions.commits:
             self.trace.update(commit.record.hash)
             self.apply(peer, commit.record)
+        if actions.commits and self.chaos.blackouts and self.rng.random() < self.chaos.blackouts:
+            self.black_out()
         if actions.commits and peer.engine is not None:
             peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
             if peer.round % self.chaos.compact_rounds == 0:

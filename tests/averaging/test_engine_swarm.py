@@ -13,12 +13,12 @@ from averaging.record import Record
 from averaging.voting import Voting
 from tests.averaging.engine_swarm import Chaos, EngineSwarm
 
-STORM = Chaos(loss=0.15, breaks=0.02, crashes=0.05, torn=0.01, blackouts=0.2, down_seconds=0.4)
-SEEDS = 60
+STORM = Chaos(loss=0.15, breaks=0.02, crashes=0.05, torn=0.01, blackouts=0.05, down_seconds=0.4)
+SEEDS = 120
 
 
 def storm(seed: int, rounds: int = 40, chaos: Chaos = STORM) -> EngineSwarm:
-    swarm = EngineSwarm(seed, 3 + seed % 3, chaos)
+    swarm = EngineSwarm(seed, 4 + seed % 2, chaos)
     swarm.run(rounds, 4000.0)
     return swarm
 

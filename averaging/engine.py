@@ -19,6 +19,7 @@ from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose
 from averaging.outbox import Actions, Commit, Link, Outbox
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.round_clock import RoundClock
+from averaging.serving import asked_for
 from averaging.timing import Timing
 from averaging.voting import Voting
 from network.identity import Signer
@@ -122,7 +123,7 @@ class Engine:
         # Who is not linked with all the others (two that can only dial out never are) cannot lead them.
         is_linked = all(m.peer in self.links for m in self.head.members if m.peer != self.me)
         willing = willing and is_linked and not self._outbox.leaving
-        weight = min(weight, self.config.weight_max)
+        weight = max(1, min(weight, self.config.weight_max))
         mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
         if self.instance.hold(mine):
             self._observe_offer(mine, now)
@@ -184,10 +185,8 @@ class Engine:
             self._on_head(peer, message, now)
         elif isinstance(message, Offer):
             self._on_offer(peer, message, now)
-        elif isinstance(message, Get):
-            self._on_get(peer, message, now)
-        elif isinstance(message, GetLog):
-            self._on_get_log(peer, message, now)
+        elif isinstance(message, (Get, GetLog)):
+            self._outbox.send_all(peer, asked_for(message, self.chain, self.instance) or [self._own_head()], now)
         elif isinstance(message, Log):
             self._on_log(peer, message, now)
         elif self._is_current(peer, message.record.prev if isinstance(message, Propose) else message.prev, now):
@@ -231,26 +230,13 @@ class Engine:
         self._progress(now)
 
     def _check(self, contribution: Contribution) -> None:
-        if contribution.weight > self.config.weight_max:
-            raise Malformed(f"contribution of {contribution.owner}: claims {contribution.weight} tokens, too many")
+        if not 0 < contribution.weight <= self.config.weight_max:
+            raise Malformed(f"contribution of {contribution.owner}: claims {contribution.weight} tokens")
         try:
             self._check_payload(contribution.payload)
         except ValueError as error:
             self._fetcher.arrived(contribution.digest)
             raise Malformed(f"contribution of {contribution.owner}: {error}") from error
-
-    def _on_get(self, peer: PeerID, message: Get, now: float) -> None:
-        for digest in message.digests:
-            found = self.instance.held.get(digest) or self.chain.contribution(digest)
-            if found is not None:
-                self._outbox.send(peer, Offer(found.encoded), now)
-
-    def _on_get_log(self, peer: PeerID, message: GetLog, now: float) -> None:
-        entries = self.chain.after(message.head)
-        if entries:
-            self._outbox.send(peer, Log(message.head, self.head.round, tuple(entries)), now)
-        else:
-            self._outbox.send(peer, self._own_head(), now)
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
         flaw = self.catch_up.receive(peer, message, self.head)

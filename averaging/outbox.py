@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -94,6 +95,10 @@ class Outbox:
         if link is not None:
             link.sent = now
             self.actions.sends.append((peer, message))
+
+    def send_all(self, peer: PeerID, messages: Sequence[Message], now: float) -> None:
+        for message in messages:
+            self.send(peer, message, now)
 
     def broadcast(self, message: Message, now: float) -> None:
         for peer in sorted(self.links):

@@ -105,6 +105,8 @@ class Voting:
         """R4, answered: promise and say what was accepted, or refuse."""
         if message.ballot.owner != peer or not {self._me, peer} <= set(self.head.voters):
             return
+        if message.ballot.attempt < 1:
+            return  # Attempt 0 is the lead's, and needs no preparing.
         vote = self.instance.promise(message.ballot)
         if vote is None:
             self._outbox.send(peer, Nack(message.prev, self.instance.vote.promised, False), now)
@@ -145,7 +147,8 @@ class Voting:
         if instance.ballot is not None and instance.promised_quorum() and self._carry_on(now):
             return
         close_at = self.close_at(timing, now)
-        if close_at is not None and close_at <= now and instance.may_propose_at_zero(self._me):
+        is_due = close_at is not None and close_at <= now and len(instance.usable()) >= self._needed
+        if is_due and instance.may_propose_at_zero(self._me):
             self._propose(Ballot(0, self._me), instance.fresh(self._me, 0, self._alive_at(now)), False, now)
 
     def _carry_on(self, now: float) -> bool:

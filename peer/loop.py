@@ -164,7 +164,7 @@ class PeerLoop:
                 return
 
     async def _offer(self, payload: bytes, willing: bool) -> bool:
-        offered = await self._node.offer(payload, self._pending_tokens, willing)
+        offered = await self._node.offer(payload, max(1, self._pending_tokens), willing)
         if offered is None:
             return False
         self._offered_on = offered.prev
@@ -287,7 +287,7 @@ class PeerLoop:
             if mine is not None:
                 said = self._said.get(mine.digest)
                 await self._worker.run(self._learner.heard, None if said is None else said.payload)
-                self._pending_tokens = 0
+                self._pending_tokens = max(0, self._pending_tokens - mine.weight)
                 self._outdated = True
         await self._worker.run(self._learner.load, snapshot.files, own=False)
         self._applied = self._node.record_of(snapshot.head)

@@ -82,7 +82,8 @@ def test_r1_a_payload_that_cannot_be_merged_is_refused() -> None:
     engine = Engine(ONE, CONFIG, restored, check=check, nonce=1, now=0.0)
     engine.connected(TWO.peer_id, 0.0)
     heavy = offer_of(TWO, HEAD, weight=CONFIG.weight_max + 1)
-    for bad in (offer_of(TWO, HEAD, payload=b"poison"), heavy):
+    empty = offer_of(TWO, HEAD, weight=0)
+    for bad in (offer_of(TWO, HEAD, payload=b"poison"), heavy, empty):
         engine.receive(TWO.peer_id, Offer(bad.encoded), 1.0)
         assert [r.peer for r in engine.drain().refusals] == [TWO.peer_id]
     assert not engine.instance.held

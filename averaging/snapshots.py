@@ -77,8 +77,16 @@ async def serve_snapshots(
     await network.serve(f"{PROTOCOL}/{run_id[:16]}", handler)
 
 
-async def fetch_snapshot(network: Network, run_id: str, donor: PeerID, config: SnapshotConfig) -> Snapshot:
+async def fetch_snapshot(
+    network: Network,
+    run_id: str,
+    donor: PeerID,
+    config: SnapshotConfig,
+    is_wanted: Callable[[Hash], bool] = lambda head: True,
+) -> Snapshot:
     """The donor's newest snapshot, each file checked against its announced hash; raises `SnapshotFailed`.
+
+    `is_wanted` is asked about its head before the files are received.
 
     Whether it is the run's state is for the caller to check, by the fingerprint that a certified record attests.
     """
@@ -89,6 +97,8 @@ async def fetch_snapshot(network: Network, run_id: str, donor: PeerID, config: S
     try:
         reader = FrameReader(stream, max(_MANIFEST_BYTES_MAX, config.chunk_bytes))
         head, files = _parse_manifest(await reader.receive(config.frame_seconds_max), config)
+        if not is_wanted(head):
+            raise SnapshotFailed("it is of a round that nothing certifies here")
         return Snapshot(head, {name: await _receive_file(reader, *file, config) for name, file in files.items()})
     except STREAM_ERRORS as error:
         raise SnapshotFailed(f"{donor} broke off: {error}") from error

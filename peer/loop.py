@@ -259,11 +259,14 @@ class PeerLoop:
 
     async def _jump(self) -> None:
         """Fetches the state after some record of the verified gap from any peer that has it."""
+        child_of = self._node.engine.catch_up.child_of
         donors = list(self._node.links.linked)
         self._rng.shuffle(donors)
         for donor in donors:
             try:
-                snapshot = await fetch_snapshot(self._network, self._run_id, donor, self._snapshots)
+                snapshot = await fetch_snapshot(
+                    self._network, self._run_id, donor, self._snapshots, lambda head: child_of(head) is not None
+                )
                 if await self._adopt(donor, snapshot):
                     return
             except (SnapshotFailed, ValueError) as error:

@@ -27,6 +27,8 @@ from peer.reports import Report
 from peer.version import VERSION
 from peer.worker import Worker
 
+ADDRESSES_MAX = 8
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,40 @@ async def run_member(
     Raises `journal.DamagedJournal` if the storage contradicts the run, `TwinFound` if the identity is used twice.
     """
     nonce = int(parts.wall_time() * 1000) << 16 | parts.rng.getrandbits(16)
+    member = await _assemble(parts, config, report, nonce)
+    node, loop = member.node, member.loop
+    addresses = tuple(await parts.network.addresses())
+
+    def fact() -> MemberFact:
+        return _fact_of(loop, config.name, addresses, nonce)
+
+    def meet(peer: PeerID, other: MemberFact) -> None:
+        parts.network.introduce(peer, other.addresses)
+        node.links.know(peer)
+
+    async with (
+        anyio.create_task_group() as tasks,
+        open_membership(
+            parts.directory,
+            parts.signer,
+            Announcement(config.run, config.spec, fact),
+            wall_time=parts.wall_time,
+            rng=parts.rng,
+            config=config.membership,
+            on_member=meet,
+        ) as membership,
+    ):
+        tasks.start_soon(node.run)
+        tasks.start_soon(_watch, node, membership, meet)
+        tasks.start_soon(_look_around, membership)
+        member.membership = membership
+        on_start(member)
+        await loop.run()
+        tasks.cancel_scope.cancel()
+
+
+async def _assemble(parts: Parts, config: MemberConfig, report: Callable[[Report], None], nonce: int) -> Member:
+    """The node and the loop, with the state that the storage holds."""
     restored, saved = await _restore(parts, config)
     node = Node(
         parts.network,
@@ -102,45 +138,23 @@ async def run_member(
         report=report,
         saved=saved,
     )
-    addresses = tuple(await parts.network.addresses())
+    return Member(node, loop)
 
-    def fact() -> MemberFact:
-        record, loss = loop.applied, loop.validation_loss
-        return MemberFact(
-            version=VERSION,
-            name=config.name,
-            addresses=addresses[:8],
-            nonce=nonce,
-            head=record.hash,
-            round=record.round,
-            tokens=record.tokens,
-            loss=loss if loss == loss else None,
-            reachable=bool(addresses),
-            trains=True,
-        )
 
-    def meet(peer: PeerID, other: MemberFact) -> None:
-        parts.network.introduce(peer, other.addresses)
-        node.links.know(peer)
-
-    async with (
-        anyio.create_task_group() as tasks,
-        open_membership(
-            parts.directory,
-            parts.signer,
-            Announcement(config.run, config.spec, fact),
-            wall_time=parts.wall_time,
-            rng=parts.rng,
-            config=config.membership,
-            on_member=meet,
-        ) as membership,
-    ):
-        tasks.start_soon(node.run)
-        tasks.start_soon(_watch, node, membership, meet)
-        tasks.start_soon(_look_around, membership)
-        on_start(Member(node, loop, membership))
-        await loop.run()
-        tasks.cancel_scope.cancel()
+def _fact_of(loop: PeerLoop, name: str, addresses: tuple[str, ...], nonce: int) -> MemberFact:
+    record, loss = loop.applied, loop.validation_loss
+    return MemberFact(
+        version=VERSION,
+        name=name,
+        addresses=addresses[:ADDRESSES_MAX],
+        nonce=nonce,
+        head=record.hash,
+        round=record.round,
+        tokens=record.tokens,
+        loss=loss if loss == loss else None,
+        reachable=bool(addresses),
+        trains=True,
+    )
 
 
 async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot | None]:

@@ -131,7 +131,7 @@ def sha256(data: bytes) -> Hash:
 # The same record comes from many peers and in many messages.
 @lru_cache(maxsize=256)
 def parse_record(data: bytes) -> Record:
-    """Raises `Malformed`; the record is well-formed, not yet valid (see `averaging.rules`)."""
+    """Raises `Malformed`; the record is well-formed, not yet valid (see `Instance.flaw`)."""
     fields = unpack_list(data, "record", RECORD_BYTES_MAX, 10)
     form, kind, prev, number, origin, attempt, members, voters, base, tokens = fields
     if form != _FORMAT or kind not in (GENESIS, NORMAL):

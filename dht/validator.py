@@ -22,7 +22,6 @@ from dht.record import DEFAULT_LIMITS, PEER_ID_CHARACTERS, InvalidRecord, Record
 from network.identity import Identity
 
 _PACKED_PEER_ID_BYTES: Final = PEER_ID_CHARACTERS + 2  # msgpack's str8: a type byte and a length byte.
-_BIN_HEADER_BYTES_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,4 +93,6 @@ class Summary:
     restarts: int
 
     def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+        """Plain values; a loss that nobody measured is null, for JSON knows no NaN."""
+        fields = dataclasses.asdict(self)
+        return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in fields.items()}

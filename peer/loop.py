@@ -218,6 +218,7 @@ class PeerLoop:
     def _round_done(self, record: Record, base: bytes) -> RoundDone:
         return RoundDone(
             round=record.round,
+            prev=record.prev,
             head=record.hash,
             members=tuple(m.peer for m in record.members),
             mine=record.member(self._me) is not None,

@@ -23,9 +23,12 @@ class Trained:
 @final
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """A round was committed and applied here; `tokens` are all merged so far by the swarm."""
+    """A round was committed and applied here; `tokens` are all merged so far by the swarm. `prev` is the record that
+    `head` follows: rounds form a tree where a chain is left for another.
+    """
 
     round: int
+    prev: bytes
     head: bytes
     members: tuple[PeerID, ...]
     mine: bool

@@ -15,7 +15,7 @@ PEERS = (PeerID("one"), PeerID("two"))
 
 
 def round_done(number: int, mine: bool = True) -> RoundDone:
-    return RoundDone(number, b"\x01" * 32, PEERS, mine, 100 * number, 50 * number, b"\xab" * 16, 2.5)
+    return RoundDone(number, bytes(32), b"\x01" * 32, PEERS, mine, 100 * number, 50 * number, b"\xab" * 16, 2.5)
 
 
 class Clock:

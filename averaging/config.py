@@ -23,4 +23,6 @@ class EngineConfig:
     """Contributions that any round needs."""
     max_peers: int = 64
     """Contributions that a round takes at most; whoever finds it full joins the next."""
+    recovery_share: float = 0.0
+    """When no quorum comes: the least share of those named by the last round that may go on without it (R8)."""
     timing: TimingConfig = field(default_factory=TimingConfig)

@@ -1,6 +1,6 @@
 """The round protocol as a state machine without I/O: messages and time go in; writes, sends and commits come out.
 
-docs/PROTOCOL.md states the rules (R1 to R7). The caller must make `Actions.entries` durable before it sends
+docs/PROTOCOL.md states the rules (R1 to R10). The caller must make `Actions.entries` durable before it sends
 `Actions.sends`, and apply `Actions.commits` in order. Deterministic: same inputs, same outputs.
 """
 
@@ -11,25 +11,23 @@ from typing import final
 
 from averaging import journal
 from averaging.catch_up import CatchUp
+from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
 from averaging.fetcher import Fetcher
+from averaging.following import Following, Moved
+from averaging.forks import Recovery
 from averaging.instance import Instance
 from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose
-from averaging.outbox import Actions, Commit, Link, Outbox
+from averaging.outbox import Actions, Link, Outbox
 from averaging.record import Certificate, Hash, Malformed, Record
-from averaging.round_clock import RoundClock
+from averaging.rounds import Rounds
 from averaging.serving import asked_for
-from averaging.timing import Timing
 from averaging.voting import Voting
 from network.identity import Signer
 from network.seam import PeerID
 
 EARLY_OFFERS_MAX = 64
-RECENT_ROUNDS = 4
-"""Who contributed to none of so many rounds is no longer waited for."""
-REPLAY_AHEAD = 8
-"""Of a gap, the contributions of so many rounds are fetched at a time."""
 
 
 @final
@@ -50,25 +48,32 @@ class Engine:
         self.me = signer.peer_id
         self.signer = signer
         self.config = config
-        self.restored = restored
-        self.chain = restored.chain
         self.nonce = nonce
-        self.timing = Timing()
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
         self._outbox = Outbox(self.me, config.timing.silence_seconds)
+        self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now)
         self._check_payload = check
         self._fetcher = Fetcher()
         self._early: dict[PeerID, Contribution] = {}
         self._told: dict[PeerID, Hash] = {}
         self._far_from_lead: set[PeerID] = set()
         """Who asked for a relay in this round: without a link to the lead they miss its vote, and have to be told."""
-        self._voting = self._begin(now, {})
+        self.rounds = Rounds(signer, config, restored, self._outbox, self._fetch, now)
+        self._following = Following(self.rounds, self.catch_up, self.recovery, self._fetcher, self._outbox)
 
     # What the caller asks.
 
     @property
+    def chain(self) -> Chain:
+        return self.rounds.chain
+
+    @property
     def head(self) -> Record:
         return self.chain.head
+
+    @property
+    def _voting(self) -> Voting:
+        return self.rounds.voting
 
     @property
     def instance(self) -> Instance:
@@ -82,19 +87,33 @@ class Engine:
     def situation(self, now: float) -> str:
         """One sentence on why the round in the air is not committed yet."""
         about = f"round {self.head.round + 1}, {now - self._voting.clock.began:.0f} s old"
-        if self.catch_up.pending:
+        if self.is_following(now):
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
-        return f"{about}: {self._voting.situation(now)}"
+        voting = self._voting
+        if voting.lacks_quorum(now) and voting.clock.started is not None:
+            plan = self.recovery.situation(self.head, voting.clock, self.rounds.timing, now)
+            return f"{about}: {voting.situation(now)}; {plan}"
+        return f"{about}: {voting.situation(now)}"
+
+    def is_behind(self, now: float) -> bool:
+        """Whether others are known to have committed rounds that this peer has not, and will."""
+        return self.catch_up.behind_since is not None or self.is_following(now)
+
+    def is_following(self, now: float) -> bool:
+        """Whether verified records are about to be applied."""
+        return self._following.is_under_way(now)
 
     def drain(self) -> Actions:
         actions = self._outbox.drain()
-        actions.wants_snapshot = self.catch_up.wants_snapshot
+        self.catch_up.is_lost |= actions.diverged
+        actions.wants_snapshot = self.catch_up.wants_snapshot(self.chain)
         return actions
 
     def next_wake(self, now: float) -> float:
         """When `tick` has something to do, if nothing else happens before."""
         times = [
-            *self._voting.wake_at(self.timing, now),
+            *self._voting.wake_at(self.rounds.timing, now),
+            self._recovery_due(now),
             self._fetcher.next_due,
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
             min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
@@ -121,7 +140,8 @@ class Engine:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
         assert self.instance.base is not None
         # Who is not linked with all the others (two that can only dial out never are) cannot lead them.
-        is_linked = all(m.peer in self.links for m in self.head.members if m.peer != self.me)
+        named = {m.peer for m in self.head.members} or set(self.head.voters)
+        is_linked = named <= {self.me, *self.links}
         willing = willing and is_linked and not self._outbox.leaving
         weight = max(1, min(weight, self.config.weight_max))
         mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
@@ -144,12 +164,18 @@ class Engine:
         self._outbox.leaving = True
         self._outbox.broadcast(self._own_head(), now)
 
-    def adopt(self, head: Hash, now: float) -> bool:
-        """The state at `head`, in the verified gap, was fetched: go on from there. False: there is no such gap."""
-        entries = self.catch_up.up_to(head)
-        for entry in entries:
+    def adopt(self, head: Hash, now: float) -> Moved | None:
+        """The state at `head`, which `CatchUp.child_of` attests, was fetched: go on from there. None if nothing attests
+        it any more.
+        """
+        moved = self._following.move(head, now)
+        if moved is None:
+            return None
+        for entry in moved[1]:
             self._append(entry.record, entry.certificate, None, now)
-        return bool(entries)
+        self._told.clear()
+        self._progress(now)
+        return moved[0]
 
     def receive(self, peer: PeerID, message: Message, now: float) -> None:
         link = self.links.get(peer)
@@ -170,13 +196,15 @@ class Engine:
                 self._outbox.send(peer, self._own_head(), now)
         ask_at = self.catch_up.ask_at(self._patience, self._retry)
         if ask_at is not None and ask_at <= now:
-            self._outbox.send(self.catch_up.whom_to_ask(now), GetLog(self.catch_up.tip(self.head).hash), now)
+            self._outbox.send(self.catch_up.whom_to_ask(now), GetLog(self.catch_up.known(self.chain)), now)
         for peer, digests in self._fetcher.ask(now, self._retry, self.links.__contains__).items():
             self._outbox.send(peer, Get(tuple(digests)), now)
-        take_over_at = self._voting.take_over_at(self.timing, now)
+        take_over_at = self._voting.take_over_at(self.rounds.timing, now)
         if take_over_at is not None and take_over_at <= now:
             self._voting.take_over(now)
         self._progress(now)
+        self.recovery.awake(now)
+        self._recover_if_due(now)
 
     # Messages.
 
@@ -194,16 +222,19 @@ class Engine:
             self._progress(now)
 
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
-        self.links[peer].leaving = message.leaving
-        known = message.head in self.chain
-        if not known and message.round > self.head.round:
+        link, head = self.links[peer], self.head
+        link.leaving, link.head = message.leaving, message.head
+        if message.head in self.chain:
+            if message.head != head.hash:
+                self._tell(peer, message.head, now)
+        elif message.round > head.round or (message.tokens, head.hash) > (head.tokens, message.head):
             self.catch_up.notice(peer, message.round, now)
-        elif known and message.head != self.head.hash:
-            self._tell(peer, message.head, now)
 
     def _on_offer(self, peer: PeerID, message: Offer, now: float) -> None:
         limit = self.config.payload_bytes_max + HEADER_BYTES_MAX
         contribution = parse_contribution(message.encoded, self.signer, limit)
+        if contribution.owner == peer:
+            self.links[peer].head = contribution.prev
         if message.relay:
             self._far_from_lead.add(peer)
         if contribution.digest in self._fetcher or contribution.prev == self.head.hash:
@@ -239,7 +270,7 @@ class Engine:
             raise Malformed(f"contribution of {contribution.owner}: {error}") from error
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
-        flaw = self.catch_up.receive(peer, message, self.head)
+        flaw = self.catch_up.receive(peer, message, self.chain)
         if flaw is not None:
             self._outbox.refuse(peer, flaw)
         self._progress(now)
@@ -260,7 +291,7 @@ class Engine:
         while self._commit_decided(now) or self._replay(now):
             pass
         self._voting.start_clock(now)
-        self._voting.progress(self.timing, now)
+        self._voting.progress(self.rounds.timing, now)
         if self._commit_decided(now):
             self._progress(now)
 
@@ -285,42 +316,20 @@ class Engine:
         return True
 
     def _replay(self, now: float) -> bool:
-        """R7: the next record of a verified gap whose contributions are here."""
-        entry = self.catch_up.next(now)
-        if entry is None:
+        """R7, R9: the next record of a verified gap whose contributions are here, on this chain or on a better one."""
+        following = self._following.next(now)
+        if following is None:
             return False
-        ahead: list[Hash] = []
-        for near in self.catch_up.pending[:REPLAY_AHEAD]:
-            ahead += [m.digest for m in near.record.members if m.digest not in self.catch_up.held]
-        held = self.instance.held
-        lacking = [d for d in ahead if d not in held]
-        if lacking:
-            self._fetch(lacking, entry.record, sorted(self.links), now, at_once=True)
-        found = [self.catch_up.held.get(m.digest) or held.get(m.digest) for m in entry.record.members]
-        if not all(found):
-            return False
-        self._append(entry.record, entry.certificate, [c for c in found if c is not None], now)
+        entry, contributions = following
+        self._append(entry.record, entry.certificate, contributions, now)
         return True
 
     def _append(
         self, record: Record, certificate: Certificate, contributions: list[Contribution] | None, now: float
     ) -> None:
-        self.chain.append(record, certificate, contributions)
-        self._outbox.actions.log.append(journal.encode_commit(record, certificate))
-        if contributions is not None:
-            self._outbox.actions.lazy += [
-                journal.encode_packet(c) for c in contributions if c.digest not in self._voting.durable
-            ]
-            self._outbox.actions.commits.append(Commit(record, tuple(contributions)))
-            if self.instance.base not in (None, record.base):
-                self._outbox.actions.diverged = True
-        clock = self._voting.clock
-        if clock.started is not None:
-            decide = None if clock.proposed is None else now - clock.proposed
-            self.timing = self.timing.committed(now - clock.began, decide)
-        freed = {**clock.freed, **dict.fromkeys(self.instance.offers, now)}
+        self.rounds.append(record, certificate, contributions, now)
+        self._fetcher.clear()
         self.catch_up.applied(record)
-        self._voting = self._begin(now, freed)
         for peer in sorted(self._far_from_lead):
             self._tell(peer, record.prev, now)
         self._far_from_lead.clear()
@@ -335,34 +344,26 @@ class Engine:
                 if self.instance.hold(early):
                     self._observe_offer(early, now)
 
-    def _begin(self, now: float, freed: dict[PeerID, float]) -> Voting:
-        """A new round begins on the head, with what this peer said about it and held before it restarted."""
-        vote = self.restored.votes.get(self.head.hash)
-        recent = self.chain.records[-RECENT_ROUNDS:]
-        contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(self.head.voters)
-        clock = RoundClock(now, contributors, freed=freed, ballot_seen=None if vote is None else now)
-        self._fetcher.clear()
-        voting = Voting(
-            self.head,
-            vote,
-            clock,
-            signer=self.signer,
-            outbox=self._outbox,
-            fetch=self._fetch,
-            config=self.config.timing,
-            needed=max(1, self.config.min_peers, self.config.start_peers if self.head.round == 0 else 1),
-            members_max=self.config.max_peers,
-        )
-        for contribution in self.restored.undecided:
-            if contribution.prev == self.head.hash:
-                voting.instance.held[contribution.digest] = contribution
-                voting.durable.add(contribution.digest)
-        return voting
+    # Forks.
+
+    def _recover_if_due(self, now: float) -> None:
+        """R8: the round in the air lacks its quorum for so long that those who are here go on without it."""
+        due, base = self._recovery_due(now), self.instance.base
+        if due is not None and due <= now and base is not None:
+            record, certificate = self.recovery.mint(self.head, base, now)
+            self._append(record, certificate, [], now)
+            for peer in sorted(self.links):
+                self._tell(peer, record.prev, now)
+
+    def _recovery_due(self, now: float) -> float | None:
+        if self.instance.base is None or self.catch_up.behind_since is not None:
+            return None
+        return self.recovery.due_at(self.head, self._voting.clock, self.rounds.timing, now)
 
     def _observe_offer(self, contribution: Contribution, now: float) -> None:
         freed = self._voting.clock.freed.pop(contribution.owner, None)
         if freed is not None:
-            self.timing = self.timing.cycled(contribution.owner, now - freed)
+            self.rounds.timing = self.rounds.timing.cycled(contribution.owner, now - freed)
 
     @property
     def _lead_is_far(self) -> bool:
@@ -371,11 +372,11 @@ class Engine:
     @property
     def _patience(self) -> float:
         """What is pushed anyway gets this long to arrive before it is asked for."""
-        return max(self.config.timing.delay_seconds_min, 2 * self.timing.decide.mean)
+        return max(self.config.timing.delay_seconds_min, 2 * self.rounds.timing.decide.mean)
 
     @property
     def _retry(self) -> float:
-        return max(8 * self.config.timing.delay_seconds_min, 4 * self.timing.decide.high)
+        return max(8 * self.config.timing.delay_seconds_min, 4 * self.rounds.timing.decide.high)
 
     def _fetch(
         self, digests: list[Hash], record: Record, sources: list[PeerID], now: float, at_once: bool = False
@@ -385,7 +386,8 @@ class Engine:
         self._fetcher.need(digests, others, now if at_once else now + self._patience)
 
     def _own_head(self) -> Head:
-        return Head(self.head.hash, self.head.round, self.nonce, self._outbox.leaving)
+        head = self.head
+        return Head(head.hash, head.round, head.tokens, self.nonce, self._outbox.leaving)
 
     def _tell(self, peer: PeerID, prev: Hash, now: float) -> None:
         """Tells a peer that speaks of a decided round what followed, once a link."""

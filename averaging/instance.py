@@ -5,13 +5,26 @@ Pure: no I/O, no clock. The rules R2 to R6 of docs/PROTOCOL.md stand here; when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from averaging.contribution import Contribution
 from averaging.messages import Promise
-from averaging.record import MEMBERS_MAX, NO_BALLOT, NORMAL, Ballot, Certificate, Hash, Member, Record
+from averaging.record import (
+    MEMBERS_MAX,
+    NO_BALLOT,
+    NORMAL,
+    RECOVERY,
+    Ballot,
+    Certificate,
+    Hash,
+    Member,
+    Record,
+    acceptance_message,
+    recovery_message,
+)
+from network.identity import Signer
 from network.seam import PeerID
 
 OFFERS_PER_PEER_MAX = 8
@@ -177,14 +190,46 @@ class Instance:
         return None
 
 
-def verify_certificate(
-    previous: Record,
-    record: Record,
-    certificate: Certificate,
-    verified: Callable[[PeerID, bytes], bool],
-) -> bool:
-    """Whether a quorum of `previous`'s voters signed for `record`; `verified(peer, signature)` checks one signature."""
-    voters: Iterable[PeerID] = (p for p in previous.voters if p in certificate.signatures)
-    return record.prev == previous.hash and previous.is_quorum(
-        {p for p in voters if verified(p, certificate.signatures[p])}
+def is_certified(previous: Record, record: Record, certificate: Certificate, signer: Signer) -> bool:
+    """Whether `record` is a child of `previous`: accepted by a quorum of its voters, or a recovery that its origin may
+    make and signed. `signer` only verifies.
+    """
+    if record.prev != previous.hash or record.round != previous.round + 1:
+        return False
+    if record.kind == RECOVERY:
+        signature = certificate.signatures.get(record.origin)
+        is_lawful = may_recover(previous, record.voters) and record.origin in record.voters
+        is_empty = record.tokens == previous.tokens and record.attempt == 0
+        return (
+            is_lawful
+            and is_empty
+            and signature is not None
+            and signer.verify(record.origin, recovery_message(record), signature)
+        )
+    message = acceptance_message(previous.hash, certificate.ballot, record.hash)
+    signed = {p for p in previous.voters if p in certificate.signatures}
+    return record.kind == NORMAL and previous.is_quorum(
+        {p for p in signed if signer.verify(p, message, certificate.signatures[p])}
     )
+
+
+def may_recover(previous: Record, survivors: Collection[PeerID]) -> bool:
+    """Whether a recovery may name `survivors`: only those who voted on or contributed to what it follows."""
+    return previous.peers.issuperset(survivors)
+
+
+def settled_votes(
+    records: Sequence[Record], certificates: Sequence[Certificate | None], votes: Mapping[Hash, Vote]
+) -> dict[Hash, Vote]:
+    """The votes to remember on leaving a chain: what was decided there stays decided.
+
+    A vote for each record, as if it had been cast at its certificate's ballot, so that whoever stands there again
+    reports it; claiming a chosen value is always safe.
+    """
+    settled: dict[Hash, Vote] = {}
+    for record, certificate in zip(records, certificates, strict=True):
+        if record.kind == NORMAL and certificate is not None:
+            before = votes.get(record.prev, Vote())
+            if before.accepted_ballot < certificate.ballot:
+                settled[record.prev] = Vote(max(before.promised, certificate.ballot), certificate.ballot, record)
+    return settled

@@ -7,14 +7,14 @@ which is begun anew with every snapshot. A vote is in the journal before anybody
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import msgpack
 
 from averaging.chain import Chain
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution
-from averaging.instance import Vote
+from averaging.instance import Vote, settled_votes
 from averaging.record import (
     RECORD_BYTES_MAX,
     Certificate,
@@ -51,17 +51,35 @@ class Restored:
     undecided: tuple[Contribution, ...]
 
     def back_to(self, number: int) -> Restored:
-        """With the chain as it was after round `number`: later records must be fetched again, the votes stay."""
-        chain = Chain(self.chain.records[0])
-        for record, certificate in zip(self.chain.records[1 : number + 1], self.chain.certificates[1:], strict=False):
-            assert certificate is not None
-            chain.append(record, certificate, self.chain.contributions_of(record))
-        return Restored(chain, self.votes, self.undecided)
+        """With the chain as it was after round `number`: later records must be fetched again, what was said stays."""
+        records, certificates = self.chain.records[number + 1 :], self.chain.certificates[number + 1 :]
+        votes = {**self.votes, **settled_votes(records, certificates, self.votes)}
+        self.chain.back_to(number)
+        return replace(self, votes=votes)
 
 
 def encode_commit(record: Record, certificate: Certificate) -> bytes:
     packed: bytes = msgpack.packb([record.encoded, encode_certificate(certificate)])
     return packed
+
+
+def encode_bridge(chain: Chain, number: int, head: Record) -> bytes:
+    """The records after round `number` up to and with `head`, as `read_bridge` reads them for `restore`."""
+    entries = []
+    for record, certificate in zip(chain.records[number + 1 :], chain.certificates[number + 1 :], strict=True):
+        assert certificate is not None
+        if record.round <= head.round:
+            entries.append(encode_commit(record, certificate))
+    packed: bytes = msgpack.packb(entries)
+    return packed
+
+
+def read_bridge(data: bytes) -> list[bytes]:
+    """Entries to be read after the log's; raises `DamagedJournal`."""
+    try:
+        return [as_bytes(entry, "bridge", _ENTRY_BYTES_MAX) for entry in as_list(msgpack.unpackb(data), "bridge", 2**32)]
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DamagedJournal(f"snapshot: its bridge is damaged ({error})") from error
 
 
 def encode_vote(head: Hash, vote: Vote) -> bytes:
@@ -86,20 +104,28 @@ def restore(
         for entry in journal:
             _read_entry(entry, votes, packets, signer, payload_bytes_max)
         chain = Chain(first)
+        chain.keep_own(signer.peer_id, _ENTRY_BYTES_MAX)
         for entry in log:
             data, fields = unpack_list(entry, "log entry", _ENTRY_BYTES_MAX, 2)
             record = parse_record(as_bytes(data, "log record", RECORD_BYTES_MAX))
             if record.hash in chain:
                 continue  # It was fetched again, after the state behind it had been lost.
+            if record.prev in chain and record.prev != chain.head.hash:  # The chain was left for a better one.
+                number = chain.round_of(record.prev)
+                votes |= settled_votes(chain.records[number + 1 :], chain.certificates[number + 1 :], votes)
+                chain.back_to(number)
             if record.prev != chain.head.hash or record.round != chain.head.round + 1:
                 raise Malformed(f"log: round {record.round} does not follow round {chain.head.round}")
             found = [packets.get(m.digest) for m in record.members]
             held = [c for c in found if c is not None] if all(found) else None
             chain.append(record, parse_certificate(fields), held)
+            if held is None:
+                for own in (c for c in found if c is not None and c.owner == signer.peer_id):
+                    chain.remember_own(own)
     except Malformed as error:
         raise DamagedJournal(str(error)) from error
-    undecided = tuple(c for c in packets.values() if c.prev not in chain or c.prev == chain.head.hash)
-    return Restored(chain, votes, undecided)
+    undecided = tuple(c for c in packets.values() if not chain.is_decided(c.prev))
+    return Restored(chain, {head: vote for head, vote in votes.items() if not chain.is_decided(head)}, undecided)
 
 
 def _read_entry(
@@ -121,11 +147,10 @@ def _read_entry(
         raise Malformed(f"journal: unknown entry {kind!r}")
 
 
-def compacted(chain: Chain, vote: Vote, undecided: Sequence[Contribution], before: Restored) -> list[bytes]:
-    """The journal begun anew: what a restart, or a peer that replays the log, may still ask for. Of what was restored
-    that is what follows records which this peer has lost and not fetched again.
+def compacted(chain: Chain, votes: Mapping[Hash, Vote], held: Mapping[Hash, Contribution]) -> list[bytes]:
+    """The journal begun anew: the contributions that others may want, and all that was said of rounds that may still be
+    decided, with their contributions.
     """
-    late = [c for c in before.undecided if c.prev not in chain]
-    packets = [encode_packet(c) for c in [*chain.retained(), *undecided, *late]]
-    votes = {head: said for head, said in before.votes.items() if head not in chain} | {chain.head.hash: vote}
-    return [*packets, *(encode_vote(head, said) for head, said in votes.items() if said != Vote())]
+    packets = {c.digest: c for c in chain.retained()} | {d: c for d, c in held.items() if not chain.is_decided(c.prev)}
+    said = {head: vote for head, vote in votes.items() if vote != Vote() and not chain.is_decided(head)}
+    return [*map(encode_packet, packets.values()), *(encode_vote(head, vote) for head, vote in said.items())]

@@ -36,6 +36,7 @@ LOG_ENTRIES_MAX = 128
 LOG_BYTES_MAX = 128 * 1024
 """Of one LOG, about; a frame must take it beside the largest single entry."""
 DIGESTS_MAX = 256
+KNOWN_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Head:
 
     head: Hash
     round: int
+    tokens: int
     nonce: int
     leaving: bool
 
@@ -111,9 +113,11 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class GetLog:
-    """Asks for the records after `head`."""
+    """Asks for the records after the first of `known` that the receiver has: the asker's newest ones, then sparser
+    down to the first of all, so that chains which parted long ago find where.
+    """
 
-    head: Hash
+    known: tuple[Hash, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +210,14 @@ _Codec = tuple[int, Callable[[Any], list[Any]], Callable[..., Any]]
 _CODECS: dict[type, _Codec] = {
     Head: (
         1,
-        lambda m: [m.head, m.round, m.nonce, m.leaving],
-        lambda h, r, n, f: Head(as_hash(h, "head"), as_integer(r, "round"), as_integer(n, "nonce"), as_flag(f, "flag")),
+        lambda m: [m.head, m.round, m.tokens, m.nonce, m.leaving],
+        lambda h, r, t, n, f: Head(
+            as_hash(h, "head"),
+            as_integer(r, "round"),
+            as_integer(t, "tokens"),
+            as_integer(n, "nonce"),
+            as_flag(f, "leaving"),
+        ),
     ),
     Offer: (
         2,
@@ -244,12 +254,16 @@ _CODECS: dict[type, _Codec] = {
         lambda m: [m.prev, encode_ballot(m.promised), m.other_base],
         lambda p, b, f: Nack(as_hash(p, "prev"), parse_ballot(b), as_flag(f, "other_base")),
     ),
-    GetLog: (9, lambda m: [m.head], lambda h: GetLog(as_hash(h, "head"))),
+    GetLog: (
+        9,
+        lambda m: [list(m.known)],
+        lambda k: GetLog(tuple(as_hash(x, "known") for x in as_list(k, "known", KNOWN_MAX))),
+    ),
     Log: (
         10,
         lambda m: [m.after, m.round, [_encode_entry(e) for e in m.entries]],
         lambda a, r, e: Log(as_hash(a, "after"), as_integer(r, "round"), _entries(e)),
     ),
 }
-_LENGTHS = {Head: 4, Offer: 2, Get: 1, Propose: 4, Accepted: 4, Prepare: 2, Promise: 4, Nack: 3, GetLog: 1, Log: 3}
+_LENGTHS = {Head: 5, Offer: 2, Get: 1, Propose: 4, Accepted: 4, Prepare: 2, Promise: 4, Nack: 3, GetLog: 1, Log: 3}
 _PARSERS = {number: (kind, _LENGTHS[kind], parse) for kind, (number, _, parse) in _CODECS.items()}

@@ -21,7 +21,8 @@ from averaging.contribution import Contribution
 from averaging.engine import Engine
 from averaging.links import Links, LinksConfig
 from averaging.messages import LOG_BYTES_MAX, Message, Offer, encode_message, parse_message
-from averaging.outbox import Actions, Commit
+from averaging.following import Moved
+from averaging.outbox import Actions, Commit, Fork
 from averaging.record import Hash, Malformed, Record
 from averaging.storage import Storage
 from network.identity import Signer
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 PROTOCOL = "/peer/round/1"
 HEAD_FILE = "head"
 """The file of a snapshot that names the record after which it was taken."""
+BRIDGE_FILE = "bridge"
+"""The file of a snapshot on a chain that the log did not have when it was taken: what leads there."""
 _FRAME_OVERHEAD_BYTES = 2 * LOG_BYTES_MAX
 
 
@@ -74,11 +77,15 @@ class Node:
         self._inbox: deque[Callable[[float], None]] = deque()
         self._wake = anyio.Event()
         self._news = anyio.Event()
-        self._commits: deque[Commit] = deque()
+        self._commits: deque[Commit | Fork] = deque()
         self._wants_snapshot = False
         self._diverged = False
         self._journal: list[bytes] = []
         self._log: list[bytes] = []
+        self._has_forked = False
+        """The log may be written again only after the state of the other chain: together they are one change."""
+        self._bridge_from: int | None = None
+        """After this round the log on disk may lack what leads to the next snapshot."""
         self._writing = anyio.Lock()
         self._flushed_at = now
         self.links = Links(
@@ -110,7 +117,12 @@ class Node:
     @property
     def is_behind(self) -> bool:
         """Whether others are known to have committed rounds that this peer has not."""
-        return self.engine.catch_up.behind_since is not None or bool(self.engine.catch_up.pending)
+        return self.engine.is_behind(anyio.current_time())
+
+    @property
+    def is_following(self) -> bool:
+        """Whether verified rounds are about to be committed here."""
+        return self.engine.is_following(anyio.current_time())
 
     async def offer(self, payload: bytes, weight: int, willing: bool) -> Contribution | None:
         """R1, on the head; None if the state after the head is not anchored yet (rounds came in between)."""
@@ -128,26 +140,31 @@ class Node:
     def leave(self) -> None:
         self._put(self.engine.leave)
 
-    def adopt(self, head: Hash) -> bool:
-        """The state at `head` was fetched as a snapshot: whether the log could be moved there."""
+    def adopt(self, head: Hash) -> Moved | None:
+        """The state at `head` was fetched as a snapshot: how that moved the log; None if nothing attests that state."""
         moved = self.engine.adopt(head, anyio.current_time())
+        if moved is not None:
+            self._has_forked |= bool(moved.left)
+            first = moved.joined[0].round if moved.joined else self.record_of(head).round + 1
+            self._bridge(first - 1)
         self._wake.set()
         return moved
 
     def record_of(self, head: Hash) -> Record:
         return self.engine.chain.records[self.engine.chain.round_of(head)]
 
+    def child_of(self, head: Hash) -> Record | None:
+        """The record that attests the state at `head`, where this peer could go on from it."""
+        return self.engine.catch_up.child_of(head, self.engine.chain)
+
     def records_between(self, after: Hash, until: Hash) -> list[Record]:
         """The log after the record `after`, up to and with `until`."""
         chain = self.engine.chain
         return chain.records[chain.round_of(after) + 1 : chain.round_of(until) + 1]
 
-    def rounds_after(self, head: Hash, base: bytes) -> list[Commit] | None:
-        """The log after `head`, if it certifies that the state there has the fingerprint `base`."""
-        if head not in self.engine.chain:
-            return None
-        records = self.engine.chain.rounds_after(head)
-        return commits_of(self.engine.chain, records) if records and records[0].base == base else None
+    def commits_between(self, after: Hash, until: Hash) -> list[Commit] | None:
+        """The rounds after `after`, up to and with `until`; None if the contributions of some are no longer here."""
+        return commits_of(self.engine.chain, self.records_between(after, until))
 
     def may_go(self, goal: int | None) -> bool:
         """Whether all others are leaving too, or, before the goal, can go on without this peer."""
@@ -172,8 +189,8 @@ class Node:
             self._news = anyio.Event()
             await self._news.wait()
 
-    def take_commits(self) -> list[Commit]:
-        """The committed rounds since the last call, oldest first."""
+    def take_commits(self) -> list[Commit | Fork]:
+        """The committed rounds since the last call, oldest first; a `Fork` where the chain was left for another."""
         commits = list(self._commits)
         self._commits.clear()
         return commits
@@ -190,10 +207,12 @@ class Node:
         """Makes the state after `record` durable, and begins the journal anew."""
         async with self._writing:
             await self._flush()
-            engine = self.engine
-            undecided = list(engine.instance.held.values())
-            entries = journal.compacted(engine.chain, engine.instance.vote, undecided, engine.restored)
-            await self._storage.save_snapshot({**files, HEAD_FILE: record.hash}, entries)
+            files = {**files, HEAD_FILE: record.hash}
+            if self._bridge_from is not None:
+                files[BRIDGE_FILE] = journal.encode_bridge(self.engine.chain, self._bridge_from, record)
+            await self._storage.save_snapshot(files, self.engine.rounds.journal())
+            self._has_forked, self._bridge_from = False, None
+            await self._flush()
 
     # The one task that decides.
 
@@ -226,6 +245,9 @@ class Node:
         await self._perform(self.engine.drain())
 
     async def _perform(self, actions: Actions) -> None:
+        for fork in (c for c in actions.commits if isinstance(c, Fork)):
+            self._has_forked = True
+            self._bridge(fork.ancestor.round)
         # Whoever writes first writes all of it: a record must not reach the disk before its contributions.
         self._journal += [*actions.lazy, *actions.entries]
         self._log += actions.log
@@ -237,8 +259,8 @@ class Node:
             self._refuse(refusal.peer, refusal.reason)
         if actions.commits:
             self._commits += actions.commits
-            for member in actions.commits[-1].record.members:
-                self.links.know(member.peer)  # The log itself names whom to talk to.
+            for peer in self.head.peers:
+                self.links.know(peer)  # The log itself names whom to talk to.
             assert len(self._commits) <= self._config.commits_waiting_max
         self._wants_snapshot |= actions.wants_snapshot
         self._diverged |= actions.diverged
@@ -246,10 +268,13 @@ class Node:
             self._news.set()
 
     async def _flush(self) -> None:
-        entries, committed = self._journal, self._log
-        self._journal, self._log = [], []
+        entries, committed = self._journal, ([] if self._has_forked else self._log)
+        self._journal, self._log = [], (self._log if self._has_forked else [])
         if entries or committed:
             await self._storage.append(entries, committed)
+
+    def _bridge(self, number: int) -> None:
+        self._bridge_from = number if self._bridge_from is None else min(number, self._bridge_from)
 
     def _send(self, sends: list[tuple[PeerID, Message]]) -> None:
         encoded: dict[int, bytes] = {}

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from averaging.chain import Left
 from averaging.contribution import Contribution
 from averaging.messages import Message
-from averaging.record import Record
+from averaging.record import Hash, Record
 from network.seam import PeerID
 
 
@@ -19,6 +20,17 @@ class Commit:
 
     record: Record
     contributions: tuple[Contribution, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The chain was left for a better one that follows `ancestor` (R9): the state is to go back there, and what this
+    peer had said in the rounds `left` is to be said again. Commits of the better chain come next.
+    """
+
+    ancestor: Record
+    left: tuple[Left, ...]
 
 
 @final
@@ -41,7 +53,7 @@ class Actions:
     log: list[bytes] = field(default_factory=list)
     """Committed records, written after all other entries of the same write, so that none outlives its contributions."""
     sends: list[tuple[PeerID, Message]] = field(default_factory=list)
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[Commit | Fork] = field(default_factory=list)
     refusals: list[Refused] = field(default_factory=list)
     wants_snapshot: bool = False
     diverged: bool = False
@@ -56,6 +68,8 @@ class Link:
     heard: float
     sent: float
     leaving: bool = False
+    head: Hash | None = None
+    """Where it stands, as far as it has said."""
 
 
 @final

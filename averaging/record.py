@@ -27,7 +27,7 @@ RECORD_BYTES_MAX = 64 * 1024
 INTEGER_MAX = 2**62
 _FORMAT = 1
 
-GENESIS, NORMAL = 0, 1
+GENESIS, NORMAL, RECOVERY = 0, 1, 2
 
 
 class Malformed(ValueError):
@@ -58,7 +58,8 @@ class Member:
 @dataclass(frozen=True)
 class Record:
     """One committed round. `members` and `voters` are sorted by peer id; `base` is the fingerprint before this round;
-    `tokens` counts all tokens merged in the chain up to and with this record.
+    `tokens` counts all tokens merged in the chain up to and with this record. A recovery commits nothing: it names
+    those who go on without a quorum of the previous record's voters (R8).
     """
 
     kind: int
@@ -93,6 +94,15 @@ class Record:
     def member(self, peer: PeerID) -> Member | None:
         return next((m for m in self.members if m.peer == peer), None)
 
+    @property
+    def peers(self) -> set[PeerID]:
+        """Everyone whom it names."""
+        return {*(m.peer for m in self.members), *self.voters}
+
+    def is_better(self, other: Record) -> bool:
+        """Whether the chain that ends here goes before the one that ends at `other` (R9): a total order."""
+        return (self.tokens, other.hash) > (other.tokens, self.hash)
+
     def is_quorum(self, peers: set[PeerID] | Mapping[PeerID, object]) -> bool:
         """Whether `peers` may decide the next round: a voter weighs 2, the lead 3, and more than half is needed.
 
@@ -105,7 +115,9 @@ class Record:
 @final
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Signed acceptances of one record by a quorum of the previous record's voters, all at one ballot."""
+    """Signed acceptances of one record by a quorum of the previous record's voters, all at one ballot; of a recovery
+    its origin's signature.
+    """
 
     ballot: Ballot
     signatures: Mapping[PeerID, bytes]
@@ -121,6 +133,11 @@ def acceptance_message(prev: Hash, ballot: Ballot, record: Hash) -> bytes:
     return b"peer accepted 1\0" + prev + record + ballot.attempt.to_bytes(8, "big") + ballot.owner.encode()
 
 
+def recovery_message(record: Record) -> bytes:
+    """What the origin of a recovery signs."""
+    return b"peer recovery 1\0" + record.hash
+
+
 def sha256(data: bytes) -> Hash:
     return Hash(hashlib.sha256(data).digest())
 
@@ -134,7 +151,7 @@ def parse_record(data: bytes) -> Record:
     """Raises `Malformed`; the record is well-formed, not yet valid (see `Instance.flaw`)."""
     fields = unpack_list(data, "record", RECORD_BYTES_MAX, 10)
     form, kind, prev, number, origin, attempt, members, voters, base, tokens = fields
-    if form != _FORMAT or kind not in (GENESIS, NORMAL):
+    if form != _FORMAT or kind not in (GENESIS, NORMAL, RECOVERY):
         raise Malformed(f"record: unknown format {form!r} or kind {kind!r}")
     record = Record(
         kind=kind,

@@ -12,5 +12,6 @@ def asked_for(question: Get | GetLog, chain: Chain, instance: Instance) -> list[
     if isinstance(question, Get):
         found = [instance.held.get(digest) or chain.contribution(digest) for digest in question.digests]
         return [Offer(contribution.encoded) for contribution in found if contribution is not None]
-    entries = chain.after(question.head)
-    return [Log(question.head, chain.head.round, tuple(entries))] if entries else []
+    after = chain.first_known(question.known)
+    entries = None if after is None else chain.after(after)
+    return [Log(after, chain.head.round, tuple(entries))] if after is not None and entries else []

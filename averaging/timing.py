@@ -33,29 +33,10 @@ PACE_TIMES = 7
 
 @final
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """A running mean and mean deviation, as TCP keeps for its round-trip time (RFC 6298: gains 1/8 and 1/4)."""
-
-    mean: float = 0.0
-    deviation: float = 0.0
-    count: int = 0
-
-    def observed(self, value: float) -> Estimate:
-        if self.count == 0:
-            return Estimate(value, value / 2, 1)
-        error = value - self.mean
-        return Estimate(self.mean + error / 8, self.deviation + (abs(error) - self.deviation) / 4, self.count + 1)
-
-    @property
-    def high(self) -> float:
-        """What a further observation will rarely exceed."""
-        return self.mean + 4 * self.deviation
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a peer takes, by the median of the last times: one odd round (a catch-up, a freeze) says nothing."""
+    """How long something takes, by the median of the last times: one odd round (a catch-up, a freeze, a partition) says
+    nothing. Zero while nothing is known.
+    """
 
     times: tuple[float, ...] = ()
 
@@ -63,13 +44,19 @@ class Pace:
         return Pace((*self.times, seconds)[-PACE_TIMES:])
 
     @property
+    def is_known(self) -> bool:
+        return bool(self.times)
+
+    @property
     def mean(self) -> float:
-        return median(self.times)
+        return median(self.times) if self.times else 0.0
 
     @property
     def high(self) -> float:
         """What a further time will rarely exceed: six median deviations more, and half as much again at least."""
-        middle = self.mean
+        if not self.times:
+            return 0.0
+        middle = median(self.times)
         return middle + max(6 * median([abs(t - middle) for t in self.times]), middle / 2)
 
 
@@ -78,9 +65,9 @@ class Pace:
 class Timing:
     """What one peer has learnt of its swarm's pace."""
 
-    interval: Estimate = field(default_factory=Estimate)
+    interval: Pace = field(default_factory=Pace)
     """Between two commits."""
-    decide: Estimate = field(default_factory=Estimate)
+    decide: Pace = field(default_factory=Pace)
     """From a proposal to its commit: about one round trip and one durable write."""
     cycles: Mapping[PeerID, Pace] = field(default_factory=dict)
     """From the commit that freed a peer to train anew, until its next offer: its own pace, whatever the group's."""
@@ -115,8 +102,8 @@ def take_over_seconds(timing: Timing, config: TimingConfig, length: float, rank:
 
     `rank` spreads the voters so that one tries first; each failed attempt doubles the wait. At most about one round.
     """
-    round_trip = max(config.delay_seconds_min, timing.decide.mean if timing.decide.count else length / 4)
-    wait = timing.decide.high if timing.decide.count else length / 2
+    round_trip = max(config.delay_seconds_min, timing.decide.mean if timing.decide.is_known else length / 4)
+    wait = timing.decide.high if timing.decide.is_known else length / 2
     wait = min(max(wait, 2 * round_trip), max(timing.interval.high, 4 * round_trip))
     wait *= 2.0 ** min(attempts, config.attempts_doubling_max)
     return min(wait + rank * round_trip, config.delay_seconds_max)

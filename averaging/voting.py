@@ -33,8 +33,7 @@ class Voting:
 
     def __init__(
         self,
-        head: Record,
-        vote: Vote | None,
+        instance: Instance,
         clock: RoundClock,
         *,
         signer: Signer,
@@ -42,10 +41,9 @@ class Voting:
         fetch: Fetch,
         config: TimingConfig,
         needed: int,
-        members_max: int,
     ) -> None:
-        self.head = head
-        self.instance = Instance(head, vote or Vote(), members_max=members_max)
+        self.head = instance.head
+        self.instance = instance
         self.clock = clock
         self.durable: set[Hash] = set()
         """Contributions that are on disk already."""
@@ -258,12 +256,15 @@ class Voting:
         """What this round waits for."""
         heard = [p for p in self.head.voters if self._outbox.alive(p, now)]
         offered = len(self.instance.usable())
-        if not self.head.is_quorum(set(heard)):
+        if self.lacks_quorum(now):
             return f"waiting for voters; {len(heard)} of {len(self.head.voters)} are heard and that is no quorum"
         if self.clock.started is None:
             return f"waiting for contributions; {offered} offered, {self._needed} needed, {len(heard)} voters heard"
         state = "a proposal is in the air" if self.clock.proposed is not None else "the group is open"
         return f"{offered} contributions, {len(heard)} of {len(self.head.voters)} voters heard, {state}"
+
+    def lacks_quorum(self, now: float) -> bool:
+        return not self.head.is_quorum({p for p in self.head.voters if self._outbox.alive(p, now)})
 
     def _alive_at(self, now: float) -> Alive:
         return lambda peer: self._outbox.alive(peer, now)

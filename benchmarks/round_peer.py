@@ -29,7 +29,7 @@ from averaging.storage import FileStorage
 from network.daemon import HivemindNetwork, open_network
 from network.identity import Identity, load_or_create
 from network.seam import PeerID
-from peer.learner import Learner, Trained
+from peer.learner import Learner, Own, Trained
 from peer.options import IDENTITY_FILE
 from peer.worker import ThreadWorker
 
@@ -53,13 +53,13 @@ class HashLearner(Learner):
     def pack(self) -> bytes:
         return os.urandom(self.payload_bytes)
 
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         digest = hashlib.blake2b(self._state, digest_size=FINGERPRINT_BYTES)
         for contribution in contributions:
             digest.update(contribution.payload)
         self._state = digest.digest()
 
-    def heard(self, payload: bytes | None) -> None:
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         pass
 
     def fingerprint(self) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import final
 
 from torch import Tensor
@@ -27,6 +28,19 @@ class Trained:
     loss: float
 
 
+class Own(Enum):
+    """What a committed round is to this peer's own work."""
+
+    NOTHING = auto()
+    """No concern of it: nothing was offered, or it is accounted for already."""
+    SAID = auto()
+    """It names something that this process offered, and so holds in `wanted` or the residual."""
+    MISSED = auto()
+    """What was offered is void: it is wanted still."""
+    FORGOTTEN = auto()
+    """It names what an earlier process offered, which held all of the residual that this one began with."""
+
+
 class Learner(ABC):
     """Holds the state after the newest applied round, this peer's residual, and what it has trained since."""
 
@@ -39,13 +53,14 @@ class Learner(ABC):
         """The payload that says all this peer wants to say; remembered until the next `apply`."""
 
     @abstractmethod
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
-        """Commits round `number`; `offered` tells whether what `pack` gave last was offered to this very round."""
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
+        """Commits round `number`; a recovery has no contributions."""
 
     @abstractmethod
-    def heard(self, payload: bytes | None) -> None:
-        """A round that is never applied here, for a snapshot stands in for it, merged `payload` of this peer: it need
-        not be said again. None for what this process does not remember: that contained all of the residual.
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        """The shared state now stands for other rounds than those applied: without the own payloads `left`, which are
+        to be said again, and with `joined`, which are not. None for `joined`: with something that this process does not
+        remember; that held all that waits.
         """
 
     @abstractmethod
@@ -120,24 +135,30 @@ class TorchLearner(Learner):
         self._delta = None
         return method.make_payload(self._wanted, self._rules.compressor)
 
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
-        wanted = self._wanted if offered else None
-        mine = next((member for member in members if member.peer == self._me), None)
-        before, index = self.state, number - 1
-        if mine is not None and wanted is not None:
-            self.state = method.apply_round(before, members, self._rules, round_index=index)
-            self._owed = mine.payload, wanted
-        else:
-            self.state = method.apply_round(before, members, self._rules, round_index=index, me=self._me, wanted=wanted)
-        # What an earlier process offered held all of the residual, which is a part of what is wanted now.
-        if offered or any(member.peer == self._me for member in members):
+        state, wanted = self.state, self._wanted
+        if own is Own.MISSED and wanted is not None:
+            state = replace(state, residual=wanted, missed=True)
+        elif own is Own.FORGOTTEN:
+            state = replace(state, residual={}, missed=False)
+        self.state = method.apply_round(state, members, self._rules, round_index=number - 1)
+        if own is Own.SAID:
+            mine = next(member for member in members if member.peer == self._me)
+            if wanted is not None:
+                self._owed = mine.payload, wanted
+            else:
+                self.move([], [mine.payload])
+        if own is not Own.NOTHING:
             self._wanted = None
 
-    def heard(self, payload: bytes | None) -> None:
-        wanted = self._wanted if payload is not None else None
-        residual = method.residual_after(payload or b"", wanted, self.state.anchor, self._rules)
-        self.state = replace(self.state, residual=residual, missed=False)
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        state = self.state
+        kept = state.residual if self._wanted is None else self._wanted
+        if joined is None or (joined and not self._rules.method.error_feedback):
+            kept, joined = {}, ()
+        residual = method.moved_residual(kept, left, joined, state.anchor, self._rules.compressor)
+        self.state = replace(state, residual=residual, missed=bool(residual))
         self._wanted = None
 
     def fingerprint(self) -> bytes:

@@ -10,14 +10,15 @@ from typing import final
 
 import anyio
 
-from averaging.contribution import Contribution
+from averaging.chain import Left as LeftRound
 from averaging.node import Node
-from averaging.outbox import Commit
-from averaging.record import FINGERPRINT_BYTES, Hash, Record
+from averaging.outbox import Commit, Fork
+from averaging.record import FINGERPRINT_BYTES, RECOVERY, Hash, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID
-from peer.learner import Learner
-from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
+from peer.books import Books
+from peer.learner import Learner, Own
+from peer.reports import Healed, Left, Note, Recovered, Report, RoundDone, Trained, Validated
 from peer.worker import Worker
 
 
@@ -61,9 +62,11 @@ class PeerLoop:
         snapshots: SnapshotConfig,
         rng: random.Random,
         report: Callable[[Report], None],
-        saved: Snapshot | None,
+        saved: Snapshot,
     ) -> None:
-        """`saved` is the snapshot in the peer's storage, without what is the peer's own."""
+        """`saved` is the snapshot in the peer's storage, or the state before the first round, without what is the
+        peer's own.
+        """
         self._network = network
         self._node = node
         self._learner = learner
@@ -77,16 +80,15 @@ class PeerLoop:
         self._applied: Record = node.head
         self._leaving = False
         self._leave_asked = anyio.Event()
-        self._pending_tokens = 0
+        self._books = Books(network.peer_id, node.engine.config.snapshot_bytes)
         self._unsent = False
         """Inner steps are done and not packed yet."""
         self._outdated = False
         """Something of this peer's own was committed after the newest payload was made: it may say that again."""
-        self._offered_on: Hash | None = None
-        self._said: dict[Hash, Contribution] = {}
-        """What this process offered on the newest head, by digest: a round may also name what an earlier one did."""
+        self._moved = False
+        """The log has forked under this peer, and its state there is not on disk yet."""
         self._served: Snapshot | None = None
-        self._next_served = saved
+        self._next_served: Snapshot | None = saved
         self._bytes_since_snapshot = 0
         self._snapshot_round = 0
         self._dumped_round = 0
@@ -124,7 +126,7 @@ class PeerLoop:
                 continue
             self.train_loss = trained.loss
             self.tokens_processed += trained.tokens
-            self._pending_tokens += trained.tokens
+            self._books.trained(trained.tokens)
             self._report(Trained(self._applied.round, self.tokens_processed, trained.loss))
             self._unsent = True
             await self._follow()
@@ -153,58 +155,55 @@ class PeerLoop:
             await self._wait_news()
             await self._follow()
             if self._outdated:
-                self._pending_tokens = 0
                 return
             if self._is_done:
                 return
-        while self._offered_on is not None:
+        while self._books.offered_on is not None:
             await self._wait_news()
             await self._follow()
             if self._is_done:
                 return
 
     async def _offer(self, payload: bytes, willing: bool) -> bool:
-        offered = await self._node.offer(payload, max(1, self._pending_tokens), willing)
+        offered = await self._node.offer(payload, max(1, self._books.pending_tokens), willing)
         if offered is None:
             return False
-        self._offered_on = offered.prev
-        self._said = {d: c for d, c in self._said.items() if c.prev == offered.prev} | {offered.digest: offered}
+        self._books.offered(offered)
         return True
 
     async def _follow(self) -> None:
         """Applies all that is committed, takes a snapshot where that was asked for."""
         if self._node.take_diverged():
             self._report(Note("this peer's state differs from what a quorum certified; fetching it anew"))
-            await self._resynchronise()
         await self._apply_commits()
         if self._node.take_wants_snapshot():
             await self._jump()
             await self._apply_commits()
 
     async def _apply_commits(self) -> None:
-        for commit in self._node.take_commits():
-            await self._apply(commit)
+        for event in self._node.take_commits():
+            if isinstance(event, Fork):
+                await self._go_back(event)
+            else:
+                await self._apply(event)
+        if self._moved:
+            await self._save(self._applied)
 
     async def _apply(self, commit: Commit) -> None:
         record = commit.record
-        if record.round <= self._applied.round:
-            return  # A snapshot has brought this peer past it.
-        mine = record.member(self._me)
-        offered = self._offered_on == record.prev
-        remembered = offered and (mine is None or mine.digest in self._said)
-        await self._worker.run(self._learner.apply, record.round, commit.contributions, offered=remembered)
+        assert record.prev == self._applied.hash
+        own = self._books.committed(record)
+        await self._worker.run(self._learner.apply, record.round, commit.contributions, own)
         self._applied = record
-        if offered:
-            self._offered_on = None
-        self._outdated |= mine is not None
-        if mine is not None:
+        if own in (Own.SAID, Own.FORGOTTEN):
+            self._outdated = True
             self._committed_mine += 1
-            if offered:
-                self._pending_tokens = 0
         base = await self._anchor()
         self._serve_newest()
         self._bytes_since_snapshot += sum(len(c.payload) for c in commit.contributions)
         self._report(self._round_done(record, base))
+        if record.kind == RECOVERY:
+            self._report(Recovered(record.round, record.voters))
         if self._turn_to_validate(record.round):
             await self._validate()
         await self._save_if_due()
@@ -253,20 +252,23 @@ class PeerLoop:
         while self._node.is_behind and not self._leaving:
             with anyio.move_on_after(2.0):
                 await self._wait_news()
-            before = self._applied.round
+            before = self._applied
             await self._follow()
-            if self._applied.round == before and not self._node.engine.catch_up.pending:
+            if self._applied is before and not self._node.is_following:
                 return
 
     async def _jump(self) -> None:
         """Fetches the state after some record of the verified gap from any peer that has it."""
-        child_of = self._node.engine.catch_up.child_of
         donors = list(self._node.links.linked)
         self._rng.shuffle(donors)
         for donor in donors:
             try:
                 snapshot = await fetch_snapshot(
-                    self._network, self._run_id, donor, self._snapshots, lambda head: child_of(head) is not None
+                    self._network,
+                    self._run_id,
+                    donor,
+                    self._snapshots,
+                    lambda head: self._node.child_of(head) is not None,
                 )
                 if await self._adopt(donor, snapshot):
                     return
@@ -276,52 +278,54 @@ class PeerLoop:
         await anyio.sleep(self._rng.uniform(0.5, 1.5))
 
     async def _adopt(self, donor: PeerID, snapshot: Snapshot) -> bool:
-        child = self._node.engine.catch_up.child_of(snapshot.head)
+        child = self._node.child_of(snapshot.head)
         if child is None:
             return False  # Nothing certifies it (yet).
         base = await self._worker.run(self._learner.fingerprint_of, snapshot.files)
         if base != child.base:
             raise SnapshotFailed("it is not the state that the run certified")
         await self._apply_commits()  # What was offered is accounted for round by round, up to the jump.
-        left = self._applied
-        if not self._node.adopt(snapshot.head):
+        moved = self._node.adopt(snapshot.head)
+        if moved is None:
             return False
-        for record in self._node.records_between(left.hash, snapshot.head):
-            mine = record.member(self._me)
-            if mine is not None:
-                said = self._said.get(mine.digest)
-                await self._worker.run(self._learner.heard, None if said is None else said.payload)
-                self._pending_tokens = max(0, self._pending_tokens - mine.weight)
-                self._outdated = True
+        joined = self._books.moved(moved)
         await self._worker.run(self._learner.load, snapshot.files, own=False)
+        await self._worker.run(self._learner.move, payloads_of(moved.left), joined)
+        self._outdated |= joined is None or bool(joined)
         self._applied = self._node.record_of(snapshot.head)
-        self._offered_on = None
         await self._anchor()
         await self._save(self._applied)
         size = sum(len(data) for data in snapshot.files.values())
         self._report(Note(f"took the state after round {self._applied.round} from {donor} ({size} bytes)"))
+        self._tell_healed(moved.left)
         return True
 
-    async def _resynchronise(self) -> None:
-        """R10: the log defines the state; fetch what it certified and replay from there."""
-        for donor in self._node.links.linked:
-            try:
-                snapshot = await fetch_snapshot(self._network, self._run_id, donor, self._snapshots)
-                base = await self._worker.run(self._learner.fingerprint_of, snapshot.files)
-                rounds = self._node.rounds_after(snapshot.head, base)
-                if rounds is None:
-                    continue
-                await self._worker.run(self._learner.load, snapshot.files, own=False)
-                self._offered_on = None
-                for commit in rounds:
-                    await self._worker.run(
-                        self._learner.apply, commit.record.round, commit.contributions, offered=False
-                    )
-                    self._applied = commit.record
-                await self._anchor()
-                return
-            except (SnapshotFailed, ValueError) as error:
-                self._report(Note(f"snapshot of {donor}: {error}"))
+    async def _go_back(self, fork: Fork) -> None:
+        """R9: to the state where the chains parted; what was said on the one that is left is to be said again."""
+        start = self._restorable(fork.ancestor)
+        await self._worker.run(self._learner.load, start.files, own=False)
+        for commit in self._node.commits_between(start.head, fork.ancestor.hash) or ():
+            await self._worker.run(self._learner.apply, commit.record.round, commit.contributions, Own.NOTHING)
+        self._books.left(fork.left)
+        await self._worker.run(self._learner.move, payloads_of(fork.left), ())
+        self._applied = fork.ancestor
+        self._moved = True
+        await self._anchor()
+        self._tell_healed(fork.left)
+
+    def _restorable(self, ancestor: Record) -> Snapshot:
+        """The newest state in memory that is not younger than `ancestor`; the contributions since it are kept."""
+        record_of, chain = self._node.record_of, self._node.engine.chain
+        kept = [s for s in (self._next_served, self._served) if s is not None and s.head in chain]
+        old = [s for s in kept if record_of(s.head).round <= ancestor.round]
+        return max(old, key=lambda snapshot: record_of(snapshot.head).round)
+
+    def _tell_healed(self, left: Sequence[LeftRound]) -> None:
+        if left:
+            mine = [r for r in left if r.record.member(self._me) is not None]
+            lost = sum(m.weight for r in mine if r.mine is None for m in r.record.members if m.peer == self._me)
+            returned = sum(r.mine.weight for r in mine if r.mine is not None)
+            self._report(Healed(self._applied.round, len(left), returned, lost))
 
     # Keeping and telling.
 
@@ -342,7 +346,7 @@ class PeerLoop:
         heavy = self._bytes_since_snapshot >= self._node.engine.config.snapshot_bytes
         late = now - self._snapshot_at >= config.snapshot_seconds
         # Not while an offer is out: what it holds would be saved as if it had not been offered.
-        if self._offered_on is None and (heavy or late or rounds >= config.snapshot_rounds):
+        if self._books.offered_on is None and (heavy or late or rounds >= config.snapshot_rounds):
             await self._save(self._applied)
         elif self._applied.round - self._dumped_round >= config.serve_rounds:
             await self._dump_for_others(self._applied)
@@ -350,6 +354,7 @@ class PeerLoop:
     async def _save(self, record: Record) -> None:
         files = await self._worker.run(self._learner.dump)
         await self._node.save_snapshot(record, files)
+        self._moved = False
         await self._dump_for_others(record)
         self._bytes_since_snapshot = 0
         self._snapshot_round = record.round
@@ -364,9 +369,12 @@ class PeerLoop:
         """A snapshot is of use to others once a later record certifies it; until then the one before is served, and
         the contributions since that one are kept.
         """
-        if self._next_served is not None and self._next_served.head != self._node.head.hash:
-            self._served, self._next_served = self._next_served, None
-            self._node.forget_before(self._node.record_of(self._served.head).round + 1)
+        newer = self._next_served
+        if newer is not None and newer.head != self._node.head.hash:
+            self._next_served = None
+            if newer.head in self._node.engine.chain:  # Else the chain was left in between.
+                self._served = newer
+                self._node.forget_before(self._node.record_of(newer.head).round + 1)
 
     async def _end(self) -> None:
         """Leaves so that nobody has to wait for this peer: no longer a voter, and the others have what they need."""
@@ -382,10 +390,15 @@ class PeerLoop:
                 await self._follow()
         await self._save(self._applied)
         await self._node.links.flush(0.5)
-        self._report(Left(self._applied.round, self.tokens_processed, self._pending_tokens))
+        self._report(Left(self._applied.round, self.tokens_processed, self._books.pending_tokens))
 
 
-def replay(learner: Learner, commits: Sequence[Commit]) -> None:
+def replay(learner: Learner, me: PeerID, commits: Sequence[Commit]) -> None:
     """Brings a restored learner up to the log's head; what it offered before the restart is forgotten."""
     for commit in commits:
-        learner.apply(commit.record.round, commit.contributions, offered=False)
+        mine = commit.record.member(me) is not None
+        learner.apply(commit.record.round, commit.contributions, Own.FORGOTTEN if mine else Own.NOTHING)
+
+
+def payloads_of(left: Sequence[LeftRound]) -> list[bytes]:
+    return [r.mine.payload for r in left if r.mine is not None]

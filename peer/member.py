@@ -11,7 +11,7 @@ import anyio
 
 from averaging import journal
 from averaging.config import EngineConfig
-from averaging.node import HEAD_FILE, Node, NodeConfig, commits_of
+from averaging.node import BRIDGE_FILE, HEAD_FILE, Node, NodeConfig, commits_of
 from averaging.record import Hash, genesis
 from averaging.snapshots import Snapshot, SnapshotConfig
 from averaging.storage import Storage
@@ -157,25 +157,29 @@ def _fact_of(loop: PeerLoop, name: str, addresses: tuple[str, ...], nonce: int) 
     )
 
 
-async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot | None]:
+async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot]:
     """The durable state of the protocol and the saved snapshot, with the learner brought to the log's head."""
     saved = await parts.storage.load()
+    files = dict(saved.snapshot or {})
+    entries = [*saved.log, *journal.read_bridge(files.pop(BRIDGE_FILE, b"\x90"))]
     first = genesis(Hash(bytes.fromhex(config.run.run_id)), config.run.creator, parts.learner.fingerprint())
     limit = config.engine.payload_bytes_max
-    restored = journal.restore(first, saved.log, saved.journal, parts.signer, limit)
-    number, snapshot = 0, None
-    if saved.snapshot is not None:
-        head = Hash(saved.snapshot.pop(HEAD_FILE, b""))
+    restored = journal.restore(first, entries, saved.journal, parts.signer, limit)
+    number = 0
+    if files:
+        head = Hash(files.pop(HEAD_FILE, b""))
         if head not in restored.chain:
             raise journal.DamagedJournal("the snapshot is of no round in the log; move the folder away and join anew")
         number = restored.chain.round_of(head)
-        await parts.worker.run(parts.learner.load, saved.snapshot, own=True)
-        snapshot = Snapshot(head, await parts.worker.run(parts.learner.dump, shared_only=True))
+        await parts.worker.run(parts.learner.load, files, own=True)
+    shared = await parts.worker.run(parts.learner.dump, shared_only=True)
+    snapshot = Snapshot(restored.chain.records[number].hash, shared)
     commits = commits_of(restored.chain, restored.chain.records[number + 1 :])
     if commits is None:
         # A crash came after the log had jumped and before the state there was saved: jump again.
         restored, commits = restored.back_to(number), []
-    await parts.worker.run(replay, parts.learner, commits)
+    restored.chain.forget_before(number + 1)
+    await parts.worker.run(replay, parts.learner, parts.signer.peer_id, commits)
     return restored, snapshot
 
 

@@ -125,35 +125,20 @@ def decode(payload: bytes, anchor: Tensors, compressor: Compressor) -> dict[str,
 
 
 def apply_round(
-    state: TrainingState,
-    contributions: Sequence[Contribution],
-    rules: Rules,
-    *,
-    round_index: int,
-    me: str = "",
-    wanted: Tensors | None = None,
+    state: TrainingState, contributions: Sequence[Contribution], rules: Rules, *, round_index: int
 ) -> TrainingState:
-    """The state after committing `contributions` (any order, at most one a peer) as round `round_index`.
+    """The state after committing `contributions` (any order, at most one a peer) as round `round_index`; the residual
+    stays as it is.
 
-    `me` and `wanted` are the caller's id and all that it had to say at that moment; None when it does not remember
-    (after a restart) or took no part. Then:
-    - mine is in the set: residual = wanted - decode(mine), or nothing without error feedback; when `wanted` is None the
-      residual is dropped, for the contribution contained it;
-    - mine is not: the residual is `wanted`, whole, and `missed` is set; when `wanted` is None it stays as it was.
     No contributions: the anchor stays, bit for bit. Raises `InvalidPacket`; `check_payload` on receipt prevents it.
     """
     members = sorted(contributions, key=lambda contribution: contribution.peer)
     assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
-    mine = next((member for member in members if member.peer == me), None)
-    if mine is None:
-        kept = state if wanted is None else replace(state, residual=dict(wanted), missed=True)
-    else:
-        kept = replace(state, residual=residual_after(mine.payload, wanted, state.anchor, rules), missed=False)
     if not members:
-        return kept
+        return state
     delta = merged_delta(members, state.anchor, rules)
     anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
-    return replace(kept, anchor=anchor, outer=outer)
+    return replace(state, anchor=anchor, outer=outer)
 
 
 def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
@@ -172,9 +157,9 @@ def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules)
     return delta
 
 
-def residual_after(payload: bytes, wanted: Tensors | None, anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
-    """What is left to say once all have heard `payload`."""
-    if wanted is None or not rules.method.error_feedback:
+def residual_after(payload: bytes, wanted: Tensors, anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
+    """What is left to say once all have heard `payload`: what it did not say, or nothing without error feedback."""
+    if not rules.method.error_feedback:
         return {}
     heard = decode(payload, anchor, rules.compressor)
     return {name: value - heard[name] for name, value in wanted.items()}

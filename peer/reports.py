@@ -40,6 +40,28 @@ class RoundDone:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Recovered:
+    """No quorum came for the round: `voters` go on without the others, on a chain that may part from theirs."""
+
+    round: int
+    voters: tuple[PeerID, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """This peer left its chain for a better one. Of its own work in the `rounds_left`, `tokens_returned` will be said
+    again; `tokens_lost` were committed too long ago to be remembered.
+    """
+
+    round: int
+    rounds_left: int
+    tokens_returned: int
+    tokens_lost: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Validated:
     """The shared state's loss on held-out text, nats a byte."""
 
@@ -65,7 +87,7 @@ class Left:
     tokens_pending: int
 
 
-Report = Trained | RoundDone | Validated | Note | Left
+Report = Trained | RoundDone | Recovered | Healed | Validated | Note | Left
 
 
 def as_json(report: Report) -> dict[str, object]:

@@ -11,10 +11,9 @@ import anyio
 import msgpack
 
 from averaging.contribution import Contribution
-from averaging.record import Hash
 from network.identity import Signer, peer_id_of
 from network.seam import PeerID
-from peer.learner import Learner, Trained
+from peer.learner import Learner, Own, Trained
 from peer.worker import P, T, Worker
 
 UNITS_PER_ROUND = 10
@@ -32,8 +31,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.produced: dict[PeerID, int] = defaultdict(int)
-        self.merged: dict[PeerID, set[int]] = defaultdict(set)
-        self._rounds: dict[int, list[Hash]] = {}
+        self._merged: dict[bytes, Mapping[PeerID, int]] = {bytes(16): {}}
+        """Of each state that any chain came to: the units of each peer in it, as the bits of a number."""
 
     def learner(self, me: PeerID) -> ToyLearner:
         return ToyLearner(me, self)
@@ -43,24 +42,29 @@ class Ledger:
         self.produced[peer] += UNITS_PER_ROUND
         return set(range(first, first + UNITS_PER_ROUND))
 
-    def merge(self, number: int, contributions: Sequence[Contribution]) -> None:
-        """Somebody applies round `number`: it must be what all others apply, and nothing that was merged before."""
-        digests = [c.digest for c in contributions]
-        if self._rounds.setdefault(number, digests) is not digests:
-            if self._rounds[number] != digests:
-                raise BooksWrong(f"round {number} was applied with two sets of contributions")
+    def merge(self, before: bytes, after: bytes, contributions: Sequence[Contribution]) -> None:
+        """Somebody goes from one state to another: nothing that a chain holds is merged into it again."""
+        if after in self._merged:
             return
+        merged = dict(self._merged[before])
         for contribution in contributions:
-            said, merged = units_of(contribution.payload), self.merged[contribution.owner]
-            if said & merged:
-                raise BooksWrong(f"round {number} merges {sorted(said & merged)} of {contribution.owner} again")
+            said, known = units_of(contribution.payload), merged.get(contribution.owner, 0)
+            again = [unit for unit in sorted(said) if known >> unit & 1]
+            if again:
+                raise BooksWrong(f"units {again} of {contribution.owner} are merged again")
             if max(said, default=-1) >= self.produced[contribution.owner]:
-                raise BooksWrong(f"round {number} merges what {contribution.owner} never made")
-            merged |= said
+                raise BooksWrong(f"{contribution.owner} never made all that is merged")
+            merged[contribution.owner] = known | sum(1 << unit for unit in said)
+        self._merged[after] = merged
+
+    def merged(self, state: bytes, peer: PeerID) -> set[int]:
+        """The units of `peer` in the chain that came to `state`."""
+        bits = self._merged[state].get(peer, 0)
+        return {unit for unit in range(bits.bit_length()) if bits >> unit & 1}
 
     def check_left(self, learner: ToyLearner, *, crashed: bool) -> None:
         """At a peer's end: what waits was not merged, and without a crash all is either merged or waits."""
-        waiting, merged = learner.waiting(), self.merged[learner.me]
+        waiting, merged = learner.waiting(), self.merged(learner.state, learner.me)
         if waiting & merged:
             raise BooksWrong(f"{learner.me} would say {sorted(waiting & merged)} again")
         lost = self.produced[learner.me] - len(merged) - len(waiting)
@@ -96,32 +100,33 @@ class ToyLearner(Learner):
         self._delta = set()
         return payload_of(sorted(self._wanted)[:UNITS_PER_PACKET])
 
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
-        self._ledger.merge(number, contributions)
-        digest = hashlib.blake2b(self.state, digest_size=16)
-        for contribution in contributions:
-            digest.update(contribution.digest)
-            self.units_merged += len(units_of(contribution.payload))
-        self.state = digest.digest()
-        mine = next((c for c in contributions if c.owner == self.me), None)
-        wanted = self._wanted if offered else None
-        if mine is not None:
-            self.residual = self._after(units_of(mine.payload), wanted)
-        elif wanted is not None:
-            self.residual = wanted
-        if offered or mine is not None:
-            self._wanted = None
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
+        before = self.state
+        if contributions:
+            digest = hashlib.blake2b(before, digest_size=16)
+            for contribution in contributions:
+                digest.update(contribution.digest)
+                self.units_merged += len(units_of(contribution.payload))
+            self.state = digest.digest()
+            self._ledger.merge(before, self.state, contributions)
+        if own is Own.SAID:
+            self.move([], [next(c.payload for c in contributions if c.owner == self.me)])
+        elif own is Own.FORGOTTEN:
+            self.move([], None)
+        elif own is Own.MISSED:
+            self.move([], [])
 
-    def _after(self, said: set[int], wanted: set[int] | None) -> set[int]:
-        if wanted is None:
-            return set()
-        if said - wanted:
-            raise BooksWrong(f"{self.me} subtracts {sorted(said - wanted)}, which it did not want to say")
-        return wanted - said
-
-    def heard(self, payload: bytes | None) -> None:
-        self.residual = self._after(set(), None) if payload is None else self._after(units_of(payload), self._wanted)
-        self._wanted = None
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        kept = set() if joined is None else self.residual if self._wanted is None else self._wanted
+        back = set().union(*map(units_of, left)) if left else set()
+        if kept & back:
+            raise BooksWrong(f"{self.me} wants {sorted(kept & back)} twice")
+        kept = kept | back
+        for said in map(units_of, joined or ()):
+            if said - kept:
+                raise BooksWrong(f"{self.me} subtracts {sorted(said - kept)}, which it did not want to say")
+            kept = kept - said
+        self.residual, self._wanted = kept, None
 
     def fingerprint(self) -> bytes:
         return self.state

@@ -17,8 +17,8 @@ from averaging import journal
 from averaging.config import EngineConfig
 from averaging.engine import Engine
 from averaging.messages import encode_message, parse_message
-from averaging.outbox import Actions
-from averaging.record import Record, genesis, sha256
+from averaging.outbox import Actions, Fork
+from averaging.record import NORMAL, RECOVERY, Record, genesis, sha256
 from simulator.toy import ToySigner
 
 
@@ -36,6 +36,13 @@ class Chaos:
     torn: float = 0.0
     """The share of durable writes in whose middle the peer crashes."""
     down_seconds: float = 2.0
+    deaths: float = 0.0
+    """The share of crashes after which a peer never comes back, as long as two are left."""
+    partitions: float = 0.0
+    """How often a second the peers fall into two sides."""
+    partition_seconds: float = 60.0
+    quiet_after: float = float("inf")
+    """From then on nothing fails any more, and all sides are one."""
     compute: float = 0.5
     start_peers: int = 1
     compact_rounds: int = 32
@@ -53,6 +60,10 @@ class ToyPeer:
     life: int = 0
     state: bytes = b""
     round: int = 0
+    at: bytes = b""
+    """The record whose state this is."""
+    side: int = 0
+    is_dead: bool = False
     computing: bool = False
     offered_on: bytes = b""
     speed: float = 1.0
@@ -74,8 +85,12 @@ class EngineSwarm:
         self.peers = [ToyPeer(ToySigner(i), speed=self.rng.uniform(0.7, 1.4)) for i in range(num_peers)]
         self.by_id = {p.signer.peer_id: p for p in self.peers}
         self.first = genesis(sha256(b"run"), self.peers[0].signer.peer_id, bytes(16))
-        self.committed: dict[int, Record] = {}
-        self.states: dict[int, bytes] = {0: bytes(16)}
+        self.committed: dict[bytes, Record] = {}
+        """The one normal record after each."""
+        self.newest = 0
+        self.states: dict[bytes, bytes] = {self.first.hash: bytes(16)}
+        self.recovered: set[bytes] = set()
+        self.heals = 0
         self.trace = hashlib.sha256()
         self.messages = 0
         self.crashes = 0
@@ -88,6 +103,8 @@ class EngineSwarm:
         )
         for peer in self.peers:
             self.start(peer)
+        if chaos.partitions:
+            self.at(self.rng.expovariate(chaos.partitions), self.part)
 
     # The world.
 
@@ -96,7 +113,7 @@ class EngineSwarm:
         heapq.heappush(self.events, (self.now + delay, self.count, what))
 
     def run(self, rounds: int, seconds: float) -> None:
-        while self.events and self.now < seconds and max(self.committed, default=0) < rounds:
+        while self.events and self.now < seconds and self.newest < rounds:
             self.now, _, what = heapq.heappop(self.events)
             what()
 
@@ -105,13 +122,13 @@ class EngineSwarm:
         peer.engine = Engine(
             peer.signer, self.config, restored, check=lambda payload: None, nonce=peer.life, now=self.now
         )
-        peer.state, peer.round = bytes(16), 0
+        peer.state, peer.round, peer.at = bytes(16), 0, self.first.hash
         for record in restored.chain.records[1:]:
             self.apply(peer, record)
         peer.offered_on, peer.computing, peer.jumping = b"", False, False
         peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
         for other in self.peers:
-            if other is not peer and other.engine is not None:
+            if other is not peer and other.engine is not None and other.side == peer.side:
                 self.connect(peer, other)
         self.compute(peer)
         self.after(peer)
@@ -135,12 +152,42 @@ class EngineSwarm:
                     self.at(self.rng.uniform(0.1, 3), again)
 
             def again() -> None:
-                if (one.life, other.life) == lives and one.engine and other.engine:
+                if (one.life, other.life) == lives and one.engine and other.engine and one.side == other.side:
                     self.connect(one, other)
 
-            self.at(self.rng.expovariate(self.chaos.breaks), cut)
+            if not self.is_quiet:
+                self.at(self.rng.expovariate(self.chaos.breaks), cut)
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.now >= self.chaos.quiet_after
+
+    def part(self) -> None:
+        """The peers fall into two sides, or are one again."""
+        parted = len({peer.side for peer in self.peers}) > 1
+        sides = {id(p): 0 if parted or self.is_quiet else self.rng.randint(0, 1) for p in self.peers}
+        pairs = [(a, b) for i, a in enumerate(self.peers) for b in self.peers[:i] if a.engine and b.engine]
+        for one, other in pairs:
+            before, after = one.side == other.side, sides[id(one)] == sides[id(other)]
+            if before and not after:
+                for a, b in ((one, other), (other, one)):
+                    if a.engine is not None:
+                        a.engine.disconnected(b.signer.peer_id)
+                        self.after(a)
+        old = {id(p): p.side for p in self.peers}
+        for peer in self.peers:
+            peer.side = sides[id(peer)]
+        for one, other in pairs:
+            if old[id(one)] != old[id(other)] and one.side == other.side and one.engine and other.engine:
+                self.connect(one, other)
+        self.trace.update(repr([peer.side for peer in self.peers]).encode())
+        if not self.is_quiet:
+            mean = self.chaos.partition_seconds if not parted else 1 / self.chaos.partitions
+            self.at(min(self.rng.expovariate(1 / mean), max(0.0, self.chaos.quiet_after - self.now)), self.part)
 
     def crash(self, peer: ToyPeer) -> None:
+        if self.is_quiet:
+            return
         self.crashes += 1
         self.trace.update(b"crash %d" % self.peers.index(peer))
         peer.engine = None
@@ -151,7 +198,10 @@ class EngineSwarm:
             if other.engine is not None:
                 other.engine.disconnected(peer.signer.peer_id)
                 self.after(other)
-        self.at(self.rng.uniform(0, 2 * self.chaos.down_seconds), lambda: self.start(peer))
+        if self.rng.random() < self.chaos.deaths and sum(not p.is_dead for p in self.peers) > 2:
+            peer.is_dead = True
+        else:
+            self.at(self.rng.uniform(0, 2 * self.chaos.down_seconds), lambda: self.start(peer))
 
     def black_out(self) -> None:
         for peer in self.peers:
@@ -187,12 +237,20 @@ class EngineSwarm:
         self.at(self.chaos.compute * peer.speed * self.rng.uniform(0.8, 1.3), self.guard(peer, done))
 
     def apply(self, peer: ToyPeer, record: Record) -> None:
-        assert record.round == peer.round + 1
-        known = self.committed.setdefault(record.round, record)
-        assert known.hash == record.hash, f"round {record.round}: two different records were committed"
-        peer.state = hashlib.sha256(peer.state + b"".join(m.digest for m in record.members)).digest()[:16]
-        peer.round = record.round
-        assert self.states.setdefault(record.round, peer.state) == peer.state
+        assert record.prev == peer.at
+        self.learn(record)
+        if record.members:
+            peer.state = hashlib.sha256(peer.state + b"".join(m.digest for m in record.members)).digest()[:16]
+        peer.round, peer.at = record.round, record.hash
+        assert self.states.setdefault(record.hash, peer.state) == peer.state
+
+    def learn(self, record: Record) -> None:
+        """Somebody holds `record` as committed: no other normal one may follow the same."""
+        if record.kind == NORMAL:
+            known = self.committed.setdefault(record.prev, record)
+            assert known.hash == record.hash, f"round {record.round}: two different records were committed"
+            self.newest = max(self.newest, record.round)
+        self.recovered |= {record.hash} if record.kind == RECOVERY else set()
 
     def after(self, peer: ToyPeer) -> None:
         """Performs what the engine wants, with a crash possible between any two steps."""
@@ -226,7 +284,7 @@ class EngineSwarm:
         peer.lazy_log += actions.log
         if actions.entries:
             entries = [*peer.lazy, *actions.entries]
-            if self.chaos.torn and self.rng.random() < self.chaos.torn:
+            if self.chaos.torn and not self.is_quiet and self.rng.random() < self.chaos.torn:
                 kept = self.rng.randint(0, len(entries) + len(peer.lazy_log))
                 peer.journal += entries[:kept]
                 peer.log += peer.lazy_log[: max(0, kept - len(entries))]
@@ -239,9 +297,14 @@ class EngineSwarm:
         for target, message in actions.sends:
             data = encoded.get(id(message)) or encoded.setdefault(id(message), encode_message(message))
             self.send(peer, self.by_id[target], data)
-        for commit in actions.commits:
-            self.trace.update(commit.record.hash)
-            self.apply(peer, commit.record)
+        for event in actions.commits:
+            if isinstance(event, Fork):
+                self.heals += 1
+                peer.at, peer.round = event.ancestor.hash, event.ancestor.round
+                peer.state = self.states[peer.at]
+                continue
+            self.trace.update(event.record.hash)
+            self.apply(peer, event.record)
         if actions.commits and self.chaos.blackouts and self.rng.random() < self.chaos.blackouts:
             self.black_out()
         if actions.commits and peer.engine is not None:
@@ -261,8 +324,7 @@ class EngineSwarm:
         engine.chain.forget_before(peer.round - self.chaos.compact_rounds // 2)
         peer.log += peer.lazy_log
         peer.lazy, peer.lazy_log = [], []
-        held = list(engine.instance.held.values())
-        peer.journal = journal.compacted(engine.chain, engine.instance.vote, held, engine.restored)
+        peer.journal = engine.rounds.journal()
 
     def jump(self, peer: ToyPeer) -> None:
         """Takes the state of another peer, if the gap certifies it."""
@@ -272,15 +334,15 @@ class EngineSwarm:
         chains = [p.engine.chain for p in self.peers if p is not peer and p.engine is not None]
         # As in a real peer: what others can take is old enough to be certified, and all after it can be replayed.
         heads = [chain.records[chain.oldest - 1] for chain in chains]
-        head = next((h for h in heads if engine.catch_up.child_of(h.hash) is not None), None)
+        head = next((h for h in heads if engine.catch_up.child_of(h.hash, engine.chain) is not None), None)
         if head is None:
             engine.catch_up.snapshot_failed()
-        elif engine.adopt(head.hash, self.now):
+        elif (moved := engine.adopt(head.hash, self.now)) is not None:
             self.jumps += 1
-            for record in engine.chain.records[peer.round + 1 :]:
-                known = self.committed.setdefault(record.round, record)
-                assert known.hash == record.hash, f"round {record.round}: two different records were committed"
-            peer.round, peer.state = head.round, self.states[head.round]
+            self.heals += bool(moved.left)
+            for record in moved.joined:
+                self.learn(record)
+            peer.round, peer.state, peer.at = head.round, self.states[head.hash], head.hash
             engine.anchored(head.hash, peer.state, self.now)
             self.compute(peer)
         self.after(peer)
@@ -292,7 +354,7 @@ class EngineSwarm:
             return
 
         def deliver() -> None:
-            if (source.life, target.life) == lives and target.engine is not None:
+            if (source.life, target.life) == lives and target.engine is not None and source.side == target.side:
                 target.engine.receive(source.signer.peer_id, _parsed(data), self.now)
                 self.after(target)
 
@@ -302,7 +364,9 @@ class EngineSwarm:
         sizes = [len(r.members) for r in self.committed.values()]
         return {
             "now": round(self.now, 2),
-            "rounds": max(self.committed, default=0),
+            "rounds": self.newest,
+            "recoveries": len(self.recovered),
+            "heals": self.heals,
             "members": sum(sizes) / max(1, len(sizes)),
             "messages": self.messages,
             "crashes": self.crashes,

@@ -1,0 +1,113 @@
+"""Forks by choice (R8): when a round without a quorum is given up, who may go on, and the record that says so."""
+
+from __future__ import annotations
+
+from typing import final
+
+from averaging.instance import may_recover
+from averaging.outbox import Outbox
+from averaging.record import RECOVERY, Ballot, Certificate, Record, recovery_message, sha256
+from averaging.round_clock import RoundClock
+from averaging.timing import Timing, TimingConfig
+from network.identity import Signer
+from network.seam import PeerID
+
+CAUTION_MAX = 6
+CAUTION_ROUNDS = 32
+"""After so many rounds without a fork, one that proved needless is forgotten."""
+QUORUM_FACTOR = 4
+"""Who hears a quorum of voters waits so much longer: they may just be slow."""
+
+
+@final
+class Recovery:
+    """Watches the round in the air: a stalled one is left for a recovery record that names the survivors.
+
+    Safety needs none of these times: a recovery is a fork, and forks heal (R9). They weigh the rounds lost by waiting
+    against the rounds that a fork in vain would have to give back.
+    """
+
+    def __init__(self, signer: Signer, outbox: Outbox, config: TimingConfig, share_min: float, now: float) -> None:
+        """`share_min`: a smaller share of those whom the last record names never goes on."""
+        self._me = signer.peer_id
+        self._signer = signer
+        self._outbox = outbox
+        self._config = config
+        self._share_min = share_min
+        self._awake_since = now
+        self._seen = now
+        self._caution = 0
+        self._caution_round = 0
+
+    def awake(self, now: float) -> None:
+        """Called at least every heartbeat: a gap means that this process slept, and heard nobody for that reason."""
+        if now - self._seen > self._config.silence_seconds:
+            self._awake_since = now
+        self._seen = now
+
+    def healed(self, number: int) -> None:
+        """This peer gave up its chain for a better one in round `number`: the next time it waits longer."""
+        self._caution = min(CAUTION_MAX, self._caution + 1)
+        self._caution_round = number
+
+    def due_at(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> float | None:
+        """When this peer is to mint a recovery after `head`; None if it may not, or the round is not stalled."""
+        survivors = self.survivors(head, now)
+        share = len(survivors) / len(head.peers)
+        if clock.started is None or self._me not in survivors or share < self._share_min:
+            return None
+        if head.round - self._caution_round > CAUTION_ROUNDS:
+            self._caution = 0
+        wait = stall_seconds(timing, self._config, clock.started - clock.began, share) * 2.0**self._caution
+        if head.is_quorum({v for v in head.voters if self._outbox.alive(v, now)}):
+            wait *= QUORUM_FACTOR
+        # One tries first, so that the others follow it instead of making forks of their own.
+        rank = sorted(survivors, key=lambda peer: sha256(head.hash + peer.encode())).index(self._me)
+        turn = max(8 * self._config.delay_seconds_min, 4 * timing.decide.high)
+        return max(clock.started, self._awake_since) + wait + rank * turn
+
+    def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
+        """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""
+        if not head.is_quorum({v for v in head.voters if self._outbox.alive(v, now)}):
+            return True
+        due = self.due_at(head, clock, timing, now)
+        return due is not None and due <= now
+
+    def survivors(self, head: Record, now: float) -> list[PeerID]:
+        """Those whom `head` names, who stand there and are heard now."""
+        links = self._outbox.links
+        standing = [p for p, link in links.items() if link.head == head.hash and self._outbox.alive(p, now)]
+        here = [] if self._outbox.leaving else [self._me]
+        return sorted(p for p in [*standing, *here] if p in head.peers)
+
+    def mint(self, head: Record, base: bytes, now: float) -> tuple[Record, Certificate]:
+        """The recovery after `head`, and its origin's signature."""
+        survivors = self.survivors(head, now)
+        assert self._me in survivors
+        assert may_recover(head, survivors)
+        record = Record(
+            RECOVERY, head.hash, head.round + 1, self._me, 0, (), tuple(sorted(survivors)), base, head.tokens
+        )
+        signature = self._signer.sign(recovery_message(record))
+        return record, Certificate(Ballot(0, self._me), {self._me: signature})
+
+    def situation(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> str:
+        """What this peer will do about a missing quorum, in words."""
+        if self._me not in head.peers:
+            return "this peer is not of the last round, so it waits for those who are"
+        survivors, named = self.survivors(head, now), len(head.peers)
+        if len(survivors) < self._share_min * named:
+            return f"{len(survivors)} of {named} are here, and the run lets no fewer than {self._share_min:g} go on"
+        due = self.due_at(head, clock, timing, now)
+        if due is None:
+            return "it is not known yet whether others will come"
+        return f"without them {len(survivors)} of {named} go on in {max(0.0, due - now):.0f} s"
+
+
+def stall_seconds(timing: Timing, config: TimingConfig, length: float, share: float) -> float:
+    """How long a round may lack its quorum: about one more round, and for each who is missing beside each who is here
+    twice as long, so that a lone peer of many practically never goes on alone. `length`: of the round so far.
+    """
+    usual = timing.interval.high if timing.interval.is_known else length
+    missing = min(1 / max(share, 1e-3) - 1, 30.0)
+    return float(max(2 * config.silence_seconds, usual) * 2.0**missing)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from averaging.chain import Chain
 from averaging.contribution import Contribution, sign_contribution
 from averaging.messages import (
     Accepted,
@@ -25,6 +27,7 @@ from averaging.record import (
     INTEGER_MAX,
     NO_BALLOT,
     NORMAL,
+    RECOVERY,
     Ballot,
     Certificate,
     Hash,
@@ -32,6 +35,7 @@ from averaging.record import (
     Record,
     acceptance_message,
     genesis,
+    recovery_message,
     sha256,
 )
 from network.identity import peer_id_of
@@ -52,7 +56,7 @@ def _sorted_members(members: list[Member]) -> tuple[Member, ...]:
     return tuple(sorted({m.peer: m for m in members}.values(), key=lambda m: m.peer))
 
 
-records = st.builds(
+normals = st.builds(
     Record,
     kind=st.just(NORMAL),
     prev=hashes,
@@ -64,11 +68,13 @@ records = st.builds(
     base=st.binary(min_size=16, max_size=16),
     tokens=integers,
 )
+recoveries = normals.map(lambda record: replace(record, kind=RECOVERY, members=()))
+records = normals | recoveries
 certificates = st.builds(Certificate, ballots, st.dictionaries(peers, signatures, max_size=5))
 entries = st.builds(LogEntry, records, certificates, integers)
 accepted = st.one_of(st.just((NO_BALLOT, None)), st.tuples(ballots, records))
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Head, hashes, integers, integers, st.booleans()),
+    st.builds(Head, hashes, integers, integers, integers, st.booleans()),
     st.builds(Offer, st.binary(max_size=100)),
     st.builds(Get, st.lists(hashes, max_size=5).map(tuple)),
     st.builds(Propose, ballots, records, st.booleans(), signatures),
@@ -76,7 +82,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Prepare, hashes, ballots),
     st.builds(lambda h, b, a: Promise(h, b, *a), hashes, ballots, accepted),
     st.builds(Nack, hashes, st.one_of(st.just(NO_BALLOT), ballots), st.booleans()),
-    st.builds(GetLog, hashes),
+    st.builds(GetLog, st.lists(hashes, max_size=5).map(tuple)),
     st.builds(Log, hashes, integers, st.lists(entries, max_size=3).map(tuple)),
 )
 
@@ -123,15 +129,49 @@ def signer_of(peer: PeerID) -> ToySigner:
     return next(s for s in SIGNERS if s.peer_id == peer)
 
 
-def grown(rounds: int, num_peers: int = 3) -> list[tuple[LogEntry, list[Contribution]]]:
-    """A certified chain after `first(num_peers)`, with its contributions."""
-    head, chain = first(num_peers), []
+Grown = list[tuple[LogEntry, list[Contribution]]]
+"""A certified piece of a chain, with its contributions."""
+
+
+def grown(
+    rounds: int,
+    num_peers: int = 3,
+    *,
+    head: Record | None = None,
+    signers: Sequence[ToySigner] | None = None,
+    weight: int = 10,
+) -> Grown:
+    """What follows `head` (`first(num_peers)`): in every round all `signers` (as many) contribute, all voters vote."""
+    head = first(num_peers) if head is None else head
+    chain: Grown = []
     for number in range(rounds):
-        offers = [offer_of(s, head, payload=bytes([number])) for s in SIGNERS[:num_peers]]
+        offers = [offer_of(s, head, weight=weight, payload=bytes([number])) for s in signers or SIGNERS[:num_peers]]
         record = child_of(head, offers)
         offers.sort(key=lambda c: c.owner)
         voters = [signer_of(v) for v in head.voters]
         entry = LogEntry(record, certificate_of(head, record, voters), sum(len(c.encoded) for c in offers))
         chain.append((entry, offers))
         head = record
+    return chain
+
+
+def recovery_of(head: Record, survivors: Sequence[ToySigner], origin: ToySigner | None = None) -> LogEntry:
+    """What `origin` (the first of the survivors) mints after `head`."""
+    origin = survivors[0] if origin is None else origin
+    voters = tuple(sorted(s.peer_id for s in survivors))
+    record = Record(RECOVERY, head.hash, head.round + 1, origin.peer_id, 0, (), voters, BASE, head.tokens)
+    signature = origin.sign(recovery_message(record))
+    return LogEntry(record, Certificate(Ballot(0, origin.peer_id), {origin.peer_id: signature}), 0)
+
+
+def forked(head: Record, survivors: Sequence[ToySigner], rounds: int, *, weight: int = 10) -> Grown:
+    """A recovery after `head`, and so many rounds of its survivors."""
+    entry = recovery_of(head, survivors)
+    return [(entry, []), *grown(rounds, head=entry.record, signers=survivors, weight=weight)]
+
+
+def chain_with(start: Record, *pieces: Grown) -> Chain:
+    chain = Chain(start)
+    for entry, contributions in (round_ for piece in pieces for round_ in piece):
+        chain.append(entry.record, entry.certificate, contributions)
     return chain

@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
-from averaging.messages import DIGESTS_MAX, LOG_ENTRIES_MAX, Get, Log, Message, Promise, encode_message, parse_message
+from averaging.messages import (
+    DIGESTS_MAX,
+    KNOWN_MAX,
+    LOG_ENTRIES_MAX,
+    Get,
+    GetLog,
+    Log,
+    Message,
+    Promise,
+    encode_message,
+    parse_message,
+)
 from averaging.record import NO_BALLOT, Ballot, Malformed
 from network.identity import Identity
 from tests.averaging.strategies import BASE, SIGNERS, first, grown, hashes, integers, messages
@@ -72,6 +83,9 @@ def test_lists_longer_than_their_limits_are_malformed() -> None:
     assert parse_message(encode_message(Get((digest,) * DIGESTS_MAX)))
     with pytest.raises(Malformed):
         parse_message(encode_message(Get((digest,) * (DIGESTS_MAX + 1))))
+    assert parse_message(encode_message(GetLog((digest,) * KNOWN_MAX)))
+    with pytest.raises(Malformed):
+        parse_message(encode_message(GetLog((digest,) * (KNOWN_MAX + 1))))
     entry = grown(1)[0][0]
     with pytest.raises(Malformed):
         parse_message(encode_message(Log(digest, 1, (entry,) * (LOG_ENTRIES_MAX + 1))))

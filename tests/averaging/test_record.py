@@ -27,7 +27,17 @@ from averaging.record import (
     sha256,
 )
 from network.seam import PeerID
-from tests.averaging.strategies import BASE, SIGNERS, ballots, certificates, first, peers, records
+from tests.averaging.strategies import (
+    BASE,
+    SIGNERS,
+    ballots,
+    certificates,
+    first,
+    normals,
+    peers,
+    records,
+    recoveries,
+)
 
 
 @given(records)
@@ -89,7 +99,7 @@ def test_any_msgpack_is_malformed_at_worst(value: object, other: object) -> None
             parse_record(data)
 
 
-@given(records)
+@given(normals)
 def test_what_is_unsorted_or_repeated_is_malformed(record: Record) -> None:
     wrong = [
         replace(record, members=record.members + record.members[:1]),
@@ -104,6 +114,21 @@ def test_what_is_unsorted_or_repeated_is_malformed(record: Record) -> None:
         wrong.append(replace(record, voters=record.voters[::-1]))
     if len(record.members) > 1:
         wrong.append(replace(record, members=record.members[::-1]))
+    for bad in wrong:
+        with pytest.raises(Malformed):
+            parse_record(bad.encoded)
+
+
+@given(recoveries, normals)
+def test_a_recovery_commits_nothing_and_names_its_survivors_in_order(recovery: Record, normal: Record) -> None:
+    assert parse_record(recovery.encoded) == recovery
+    wrong = [
+        replace(recovery, members=normal.members),
+        replace(recovery, voters=()),
+        replace(recovery, voters=recovery.voters + recovery.voters[:1]),
+    ]
+    if len(recovery.voters) > 1:
+        wrong.append(replace(recovery, voters=recovery.voters[::-1]))
     for bad in wrong:
         with pytest.raises(Malformed):
             parse_record(bad.encoded)
@@ -125,6 +150,28 @@ def test_ballots_go_there_and_back(ballot: Ballot) -> None:
 def test_certificates_go_there_and_back(certificate: Certificate) -> None:
     packed = msgpack.unpackb(msgpack.packb(encode_certificate(certificate)))
     assert parse_certificate(packed) == certificate
+
+
+# Which chain goes before which (R9).
+
+few_tokens = st.builds(lambda record, tokens: replace(record, tokens=tokens), records, st.integers(0, 2))
+
+
+@given(few_tokens, few_tokens, few_tokens)
+def test_of_any_two_records_exactly_one_ends_the_better_chain(one: Record, two: Record, three: Record) -> None:
+    assert not one.is_better(one)
+    if one != two:
+        assert one.is_better(two) != two.is_better(one)
+    if one.is_better(two) and two.is_better(three):
+        assert one.is_better(three)
+
+
+@given(few_tokens, few_tokens)
+def test_more_tokens_are_better_and_of_equal_ones_the_lower_hash(one: Record, two: Record) -> None:
+    if one.tokens != two.tokens:
+        assert one.is_better(two) == (one.tokens > two.tokens)
+    else:
+        assert one.is_better(two) == (one.hash < two.hash)
 
 
 # Quorums.

@@ -8,37 +8,53 @@ from hypothesis import strategies as st
 from averaging.instance import Instance, Vote
 from averaging.record import Ballot
 from averaging.round_clock import RoundClock
-from averaging.timing import Estimate, Pace, Timing, TimingConfig, take_over_seconds, waited_for
+from averaging.timing import PACE_TIMES, Pace, Timing, TimingConfig, take_over_seconds, waited_for
 from network.seam import PeerID
 from tests.averaging.strategies import SIGNERS, child_of, first, offer_of
 
 CONFIG = TimingConfig()
 seconds = st.floats(0, 1e6)
-estimates = st.builds(Estimate, seconds, seconds, st.integers(0, 3))
 PEERS = [s.peer_id for s in SIGNERS]
-paces = st.builds(Pace, st.lists(seconds, min_size=1, max_size=7).map(tuple))
-timings = st.builds(Timing, estimates, estimates, st.dictionaries(st.sampled_from(PEERS), paces))
+paces = st.builds(Pace, st.lists(seconds, min_size=1, max_size=PACE_TIMES).map(tuple))
+maybe_paces = st.just(Pace()) | paces
+timings = st.builds(Timing, maybe_paces, maybe_paces, st.dictionaries(st.sampled_from(PEERS), paces))
 subsets = st.sets(st.sampled_from(PEERS))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
-def test_an_estimate_stays_among_what_was_observed(values: list[float]) -> None:
-    estimate = Estimate()
-    for value in values:
-        estimate = estimate.observed(value)
-    slack = 1e-6 * max(values) + 1e-9
-    assert min(values) - slack <= estimate.mean <= max(values) + slack
-    assert estimate.deviation >= 0
-    assert estimate.high >= estimate.mean
-    assert estimate.count == len(values)
+def test_a_pace_stays_among_the_last_times(times: list[float]) -> None:
+    pace = Pace()
+    assert not pace.is_known and (pace.mean, pace.high) == (0.0, 0.0)
+    for time in times:
+        pace = pace.observed(time)
+    last = times[-PACE_TIMES:]
+    assert pace.is_known
+    assert pace.times == tuple(last)
+    assert min(last) <= pace.mean <= max(last)
+    assert pace.high >= pace.mean + pace.mean / 2
 
 
-def test_an_estimate_of_a_steady_pace_becomes_sure() -> None:
-    estimate = Estimate()
-    for _ in range(50):
-        estimate = estimate.observed(3.0)
-    assert estimate.mean == 3.0
-    assert estimate.high < 3.001
+@given(st.lists(seconds, min_size=4, max_size=4), st.lists(seconds, min_size=3, max_size=3), st.permutations(range(7)))
+def test_three_odd_times_of_seven_do_not_move_a_pace_beyond_the_rest(
+    usual: list[float], odd: list[float], order: list[int]
+) -> None:
+    pace = Pace()
+    for at in order:
+        pace = pace.observed([*usual, *odd][at])
+    assert min(usual) <= pace.mean <= max(usual)
+
+
+def test_a_new_pace_is_learnt_within_seven_times() -> None:
+    pace = Pace((3.0,) * PACE_TIMES)
+    for _ in range(PACE_TIMES):
+        pace = pace.observed(1.0)
+    assert pace == Pace((1.0,) * PACE_TIMES)
+
+
+def test_what_was_committed_without_a_proposal_teaches_no_decision() -> None:
+    timing = Timing().committed(3.0, None)
+    assert timing.interval == Pace((3.0,)) and not timing.decide.is_known
+    assert timing.committed(4.0, 0.5) == Timing(Pace((3.0, 4.0)), Pace((0.5,)))
 
 
 @given(timings, subsets, subsets)
@@ -94,7 +110,7 @@ def test_later_ranks_and_later_attempts_wait_longer(timing: Timing, length: floa
 
 
 def test_ranks_are_a_round_trip_apart_and_attempts_double() -> None:
-    timing = Timing(decide=Estimate(0.5, 0.1, 9), interval=Estimate(100.0, 0.0, 9))
+    timing = Timing(decide=Pace((0.5,) * 3), interval=Pace((100.0,) * 3))
     waits = [take_over_seconds(timing, CONFIG, 10.0, rank, 0) for rank in range(3)]
     assert waits == [1.0, 1.5, 2.0]
     assert [take_over_seconds(timing, CONFIG, 10.0, 0, n) for n in range(4)] == [1.0, 2.0, 4.0, 8.0]

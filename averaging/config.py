@@ -23,6 +23,8 @@ class EngineConfig:
     """Contributions that any round needs."""
     max_peers: int = 64
     """Contributions that a round takes at most; whoever finds it full joins the next."""
+    remembered_bytes_max: int = 8 * 1024 * 1024
+    """Of what this peer contributed to older rounds, so much is kept in case its chain must be left (R9)."""
     recovery_share: float = 0.0
     """When no quorum comes: the least share of those named by the last round that may go on without it (R8)."""
     timing: TimingConfig = field(default_factory=TimingConfig)

@@ -197,7 +197,7 @@ class Node:
 
     def take_wants_snapshot(self) -> bool:
         wanted, self._wants_snapshot = self._wants_snapshot, False
-        return wanted
+        return wanted and self.engine.catch_up.wants_snapshot(self.engine.chain)
 
     def take_diverged(self) -> bool:
         diverged, self._diverged = self._diverged, False

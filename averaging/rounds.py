@@ -38,7 +38,7 @@ class Rounds:
         now: float,
     ) -> None:
         self.chain = restored.chain
-        self.chain.keep_own(signer.peer_id, config.snapshot_bytes)
+        self.chain.keep_own(signer.peer_id, config.remembered_bytes_max)
         self.timing = Timing()
         self._signer = signer
         self._config = config

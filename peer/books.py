@@ -64,8 +64,9 @@ class Books:
     def moved(self, moved: Moved) -> list[bytes] | None:
         """A fetched state stands for other rounds: the own payloads in those joined; None if one is not remembered."""
         self.left(moved.left)
-        self._again |= moved.again
-        mine = [m for record in moved.joined for m in record.members if m.peer == self._me]
+        joined = [record for record in moved.joined if record.hash not in self._again]
+        self._again = (self._again - {record.hash for record in moved.joined}) | moved.again
+        mine = [m for record in joined for m in record.members if m.peer == self._me]
         for member in mine:
             self._spend(member.weight)
         if any(m.digest not in self._said for m in mine):

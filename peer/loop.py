@@ -80,7 +80,7 @@ class PeerLoop:
         self._applied: Record = node.head
         self._leaving = False
         self._leave_asked = anyio.Event()
-        self._books = Books(network.peer_id, node.engine.config.snapshot_bytes)
+        self._books = Books(network.peer_id, node.engine.config.remembered_bytes_max)
         self._unsent = False
         """Inner steps are done and not packed yet."""
         self._outdated = False

@@ -11,8 +11,19 @@ from averaging import journal
 from averaging.chain import Chain
 from averaging.instance import Vote
 from averaging.journal import DamagedJournal, Restored
-from averaging.record import Ballot, Record
-from tests.averaging.strategies import SIGNERS, child_of, first, grown, offer_of
+from averaging.messages import LogEntry
+from averaging.record import NO_BALLOT, Ballot, Hash, Record
+from tests.averaging.strategies import (
+    SIGNERS,
+    Grown,
+    chain_with,
+    child_of,
+    first,
+    forked,
+    grown,
+    offer_of,
+    signer_of,
+)
 
 HEAD = first(3)
 CHAIN = grown(12)
@@ -40,43 +51,6 @@ def vote_on(head: Record, attempt: int) -> Vote:
     return Vote(Ballot(attempt + 1, ME.peer_id), Ballot(attempt, ME.peer_id), record)
 
 
-# The chain in memory.
-
-
-def test_a_chain_gives_what_follows_a_record_page_by_page() -> None:
-    chain = chain_of(12)
-    assert chain.after(HEAD.hash) == [entry for entry, _ in CHAIN]
-    assert chain.after(HEAD.hash, limit=5) == [entry for entry, _ in CHAIN[:5]]
-    assert chain.after(chain.head.hash) == []
-    assert chain.after(child_of(HEAD, [offer_of(ME, HEAD)]).hash) is None
-    assert all(chain.round_of(entry.record.hash) == entry.record.round for entry, _ in CHAIN)
-
-
-@given(st.integers(0, 14), st.integers(0, 14))
-def test_forgotten_contributions_are_announced_as_gone(one: int, other: int) -> None:
-    chain = chain_of(12)
-    chain.forget_before(one)
-    chain.forget_before(other)
-    oldest = max(one, other, 1)
-    assert chain.oldest == oldest
-    entries = chain.after(HEAD.hash)
-    assert entries is not None
-    for entry, (whole, contributions) in zip(entries, CHAIN, strict=True):
-        kept = entry.record.round >= oldest
-        assert entry.payload_bytes == (whole.payload_bytes if kept else 0)
-        assert chain.contributions_of(entry.record) == (contributions if kept else None)
-        assert all((chain.contribution(c.digest) is not None) == kept for c in contributions)
-    assert len(chain.retained()) == 3 * max(0, 13 - oldest)
-
-
-def test_a_round_without_contributions_makes_all_before_it_forgotten() -> None:
-    chain = chain_of(5)
-    entry, _ = CHAIN[5]
-    chain.append(entry.record, entry.certificate, None)
-    assert chain.oldest == 7
-    assert chain.retained() == []
-
-
 # On disk.
 
 
@@ -85,7 +59,7 @@ def test_a_journal_begun_anew_restores_what_was(rounds: int, kept_from: int, vot
     chain = chain_of(rounds, min(kept_from, rounds + 1))
     vote = vote_on(chain.head, 1) if voted else Vote()
     offers = [offer_of(s, chain.head) for s in SIGNERS[:held]]
-    entries = journal.compacted(chain, vote, offers, restore([], []))
+    entries = journal.compacted(chain, {chain.head.hash: vote}, {o.digest: o for o in offers})
     restored = restore(log_of(rounds), entries)
     assert restored.chain.records == chain.records
     assert restored.chain.certificates == chain.certificates
@@ -119,6 +93,15 @@ def test_records_that_were_fetched_again_are_read_once() -> None:
     assert restored.chain.records == chain_of(12).records
 
 
+def compacted(restored: Restored) -> list[bytes]:
+    return journal.compacted(restored.chain, restored.votes, {c.digest: c for c in restored.undecided})
+
+
+def cast_on(entry: LogEntry) -> Vote:
+    """As if this peer had voted for a record that was decided."""
+    return Vote(entry.certificate.ballot, entry.certificate.ballot, entry.record)
+
+
 def test_a_chain_goes_back_and_keeps_its_votes_even_through_a_rewriting() -> None:
     late = vote_on(CHAIN[7][0].record, 3)
     packets = [journal.encode_packet(c) for _, contributions in CHAIN[:3] for c in contributions]
@@ -127,9 +110,132 @@ def test_a_chain_goes_back_and_keeps_its_votes_even_through_a_rewriting() -> Non
     back = restore(log_of(8), written).back_to(3)
     assert back.chain.records == chain_of(3).records
     assert back.votes[CHAIN[7][0].record.hash] == late
-    again = restore(log_of(8), journal.compacted(back.chain, Vote(), [], back))
-    assert again.votes[CHAIN[7][0].record.hash] == late
+    again = restore(log_of(8), compacted(back))
+    assert again.votes == {CHAIN[7][0].record.hash: late}
     assert waiting in again.undecided
+
+
+def test_what_was_decided_after_the_round_gone_back_to_is_voted_for_even_if_the_log_is_cut() -> None:
+    back = restore(log_of(8), []).back_to(3)
+    settled = {entry.record.prev: cast_on(entry) for entry, _ in CHAIN[3:8]}
+    assert back.votes == settled
+    assert restore(log_of(3), compacted(back)).votes == settled
+    assert restore(log_of(8), compacted(back)).votes == {}, "the log says it already"
+
+
+# Forks.
+
+TRUNK = CHAIN[:6]
+PARTING = CHAIN[5][0].record
+OWN_SIDE = CHAIN[6:9]
+OTHER_SIDE = forked(PARTING, SIGNERS[1:3], 4, weight=50)
+
+
+def commits(*pieces: Grown) -> list[bytes]:
+    return [journal.encode_commit(e.record, e.certificate) for piece in pieces for e, _ in piece]
+
+
+def packets_of(*pieces: Grown) -> list[bytes]:
+    return [journal.encode_packet(c) for piece in pieces for _, contributions in piece for c in contributions]
+
+
+def test_a_log_that_forked_ends_on_the_chain_that_was_moved_to() -> None:
+    restored = restore(commits(TRUNK, OWN_SIDE, OTHER_SIDE), packets_of(TRUNK, OWN_SIDE, OTHER_SIDE))
+    expected = chain_with(HEAD, TRUNK, OTHER_SIDE)
+    assert restored.chain.records == expected.records
+    assert restored.chain.certificates == expected.certificates
+    assert [restored.chain.contributions_of(e.record) for e, _ in OTHER_SIDE] == [c for _, c in OTHER_SIDE]
+
+
+def test_what_was_decided_on_the_chain_that_was_left_is_voted_for() -> None:
+    low = Vote(NO_BALLOT, NO_BALLOT, None)
+    ahead = vote_on(OWN_SIDE[-1][0].record, 2)
+    written = [journal.encode_vote(PARTING.hash, low), journal.encode_vote(OWN_SIDE[-1][0].record.hash, ahead)]
+    restored = restore(commits(TRUNK, OWN_SIDE, OTHER_SIDE), written)
+    left = {entry.record.prev: cast_on(entry) for entry, _ in OWN_SIDE}
+    assert restored.votes == left | {OWN_SIDE[-1][0].record.hash: ahead}
+
+
+def test_on_going_back_to_the_normal_chain_its_rounds_are_decided_again_and_the_forks_are_not_forgotten() -> None:
+    back = commits(OWN_SIDE, grown(2, head=OWN_SIDE[-1][0].record))
+    restored = restore(commits(TRUNK, OWN_SIDE, OTHER_SIDE) + back, [])
+    assert restored.chain.head.round == 11
+    assert restored.votes == {entry.record.prev: cast_on(entry) for entry, _ in OTHER_SIDE[1:]}
+
+
+@given(st.data())
+def test_a_log_of_any_moves_ends_on_the_last_and_forgets_no_decision(data: st.DataObject) -> None:
+    """Every normal record that any of the chains had is either in the chain at the end, or voted for."""
+    log: list[bytes] = []
+    chain = Chain(HEAD)
+    decided: dict[Hash, LogEntry] = {}
+    forks: set[Hash] = set()
+    for _ in range(data.draw(st.integers(1, 6))):
+        head = chain.records[data.draw(st.integers(0, chain.head.round))]
+        survivors = data.draw(st.permutations([signer_of(p) for p in sorted(head.peers)]))
+        piece = forked(head, survivors[: data.draw(st.integers(1, 3))], data.draw(st.integers(0, 3)))
+        if piece[0][0].record.hash in forks or not piece[-1][0].record.is_better(chain.head):
+            continue  # Nobody moves to a chain that is not better.
+        forks.add(piece[0][0].record.hash)
+        chain.back_to(head.round)
+        for entry, contributions in piece:
+            chain.append(entry.record, entry.certificate, contributions)
+        log += commits(piece)
+        decided |= {e.record.prev: e for e, _ in piece[1:]}
+    restored = restore(log, [])
+    assert restored.chain.records == chain.records
+    for prev, entry in decided.items():
+        assert entry.record.hash in restored.chain or restored.votes[prev] == cast_on(entry)
+
+
+def test_of_the_chain_that_was_left_no_contribution_is_kept_but_what_waits_for_a_decision_is() -> None:
+    waiting = offer_of(ME, OWN_SIDE[-1][0].record)
+    entries = [*packets_of(TRUNK, OWN_SIDE, OTHER_SIDE), journal.encode_packet(waiting)]
+    restored = restore(commits(TRUNK, OWN_SIDE, OTHER_SIDE), entries)
+    left = {c.digest for _, contributions in OWN_SIDE for c in contributions}
+    assert waiting in restored.undecided
+    assert not left & {c.digest for c in restored.chain.retained()}
+
+
+def test_own_contributions_are_restored_without_those_of_the_others() -> None:
+    chain = chain_with(HEAD, CHAIN)
+    chain.keep_own(ME.peer_id, 10**9)
+    chain.forget_before(10)
+    restored = restore(commits(CHAIN), journal.compacted(chain, {}, {}))
+    assert restored.chain.oldest == 10
+    assert [restored.chain.own(entry.record) for entry, _ in CHAIN] == [chain.own(entry.record) for entry, _ in CHAIN]
+    assert all(restored.chain.own(entry.record) is not None for entry, _ in CHAIN)
+
+
+# The way to a snapshot on another chain.
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_a_bridge_leads_from_the_log_to_the_snapshot(number: int, until: int) -> None:
+    chain = chain_with(HEAD, CHAIN[:9])
+    bridge = journal.read_bridge(journal.encode_bridge(chain, number, chain.records[until]))
+    assert bridge == log_of(9)[number:until]
+
+
+def test_a_log_that_ends_on_the_chain_that_was_left_is_completed_by_the_bridge() -> None:
+    chain = chain_with(HEAD, TRUNK, OTHER_SIDE)
+    bridge = journal.read_bridge(journal.encode_bridge(chain, PARTING.round, OTHER_SIDE[2][0].record))
+    log = commits(TRUNK, OWN_SIDE)
+    assert restore([*log, *bridge], []).chain.records == chain.records[: PARTING.round + 4]
+    whole = [*log, *commits(OTHER_SIDE)]
+    assert restore([*whole, *bridge], []).chain.records == chain.records, "it does not undo what the log has since"
+
+
+@given(st.binary(max_size=40))
+def test_a_damaged_bridge_is_named(data: bytes) -> None:
+    try:
+        bridge = journal.read_bridge(data)
+    except DamagedJournal:
+        return
+    assert data == msgpack.packb(bridge) or msgpack.unpackb(data) == bridge
+
+
+# Damage.
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3), st.lists(st.binary(max_size=60), max_size=3))

@@ -224,11 +224,17 @@ class CatchUp:
         """`entries` that this peer had applied are to be applied again, after `base`, before what is pending."""
         self.base, self.pending = base, [*entries, *self.pending]
 
+    def have_donor(self) -> None:
+        """Whoever gave the state has the contributions since, whatever others said of them."""
+        self.pending = [e if e.payload_bytes else replace(e, payload_bytes=1) for e in self.pending]
+
     def child_of(self, head: Hash, chain: Chain) -> Record | None:
         """The certified record that follows `head` in the gap, or, if the chain is to be left or its state is lost, in
         this peer's own chain as far as that stays: its `base` attests the state at `head`.
         """
         leads_away = self.leads_away(chain.head)
+        if head == chain.head.hash and not self.is_lost:
+            return None  # That state is here.
         if leads_away or self.follows(chain.head):
             inside = next((e.record for e in self.pending if e.record.prev == head), None)
             if inside is not None:

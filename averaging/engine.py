@@ -124,7 +124,7 @@ class Engine:
 
     def connected(self, peer: PeerID, now: float) -> None:
         """A link to `peer` can be written to (again): it hears where this peer stands and what it offered."""
-        self.links[peer] = Link(heard=now, sent=now)
+        self.links[peer] = Link(up=now, heard=now, sent=now)
         self._told.pop(peer, None)
         self._outbox.send(peer, self._own_head(), now)
         own = self.instance.offers.get(self.me)

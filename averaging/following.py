@@ -35,9 +35,7 @@ class Moved:
 class Following:
     """Decides; the engine appends what it yields."""
 
-    def __init__(
-        self, rounds: Rounds, catch_up: CatchUp, recovery: Recovery, fetcher: Fetcher, outbox: Outbox
-    ) -> None:
+    def __init__(self, rounds: Rounds, catch_up: CatchUp, recovery: Recovery, fetcher: Fetcher, outbox: Outbox) -> None:
         self._rounds = rounds
         self._catch_up = catch_up
         self._recovery = recovery
@@ -98,6 +96,7 @@ class Following:
             rounds.back_to(number, now)
             self._fetcher.clear()
         catch_up.is_lost = False
+        catch_up.have_donor()
         entries = catch_up.up_to(head)
         joined = tuple(entry.record for entry in entries)
         return Moved(tuple(left), joined, frozenset(entry.record.hash for entry in again)), entries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-from averaging.instance import may_recover
 from averaging.outbox import Outbox
 from averaging.record import RECOVERY, Ballot, Certificate, Record, recovery_message, sha256
 from averaging.round_clock import RoundClock
@@ -15,8 +14,8 @@ from network.seam import PeerID
 CAUTION_MAX = 6
 CAUTION_ROUNDS = 32
 """After so many rounds without a fork, one that proved needless is forgotten."""
-QUORUM_FACTOR = 4
-"""Who hears a quorum of voters waits so much longer: they may just be slow."""
+PATIENCE = 4
+"""So much longer waits who hears a quorum of voters, which may just be slow, or is not of the last round itself."""
 
 
 @final
@@ -53,18 +52,22 @@ class Recovery:
     def due_at(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> float | None:
         """When this peer is to mint a recovery after `head`; None if it may not, or the round is not stalled."""
         survivors = self.survivors(head, now)
-        share = len(survivors) / len(head.peers)
+        share = min(1.0, len(survivors) / len(head.peers))
         if clock.started is None or self._me not in survivors or share < self._share_min:
             return None
         if head.round - self._caution_round > CAUTION_ROUNDS:
             self._caution = 0
         wait = stall_seconds(timing, self._config, clock.started - clock.began, share) * 2.0**self._caution
         if head.is_quorum({v for v in head.voters if self._outbox.alive(v, now)}):
-            wait *= QUORUM_FACTOR
+            wait *= PATIENCE
+        if self._me not in head.peers:
+            wait *= PATIENCE
         # One tries first, so that the others follow it instead of making forks of their own.
         rank = sorted(survivors, key=lambda peer: sha256(head.hash + peer.encode())).index(self._me)
         turn = max(8 * self._config.delay_seconds_min, 4 * timing.decide.high)
-        return max(clock.started, self._awake_since) + wait + rank * turn
+        # Whoever has just come back is heard out first: it may know what was decided.
+        newest = max((link.up for link in self._outbox.links.values()), default=now) + self._config.silence_seconds
+        return max(max(clock.started, self._awake_since) + wait + rank * turn, newest)
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""
@@ -74,28 +77,25 @@ class Recovery:
         return due is not None and due <= now
 
     def survivors(self, head: Record, now: float) -> list[PeerID]:
-        """Those whom `head` names, who stand there and are heard now."""
+        """Those who stand at `head` and are heard now; of these, if there are any, those whom it names."""
         links = self._outbox.links
         standing = [p for p, link in links.items() if link.head == head.hash and self._outbox.alive(p, now)]
-        here = [] if self._outbox.leaving else [self._me]
-        return sorted(p for p in [*standing, *here] if p in head.peers)
+        standing += [] if self._outbox.leaving else [self._me]
+        return sorted([p for p in standing if p in head.peers] or standing)
 
     def mint(self, head: Record, base: bytes, now: float) -> tuple[Record, Certificate]:
         """The recovery after `head`, and its origin's signature."""
         survivors = self.survivors(head, now)
         assert self._me in survivors
-        assert may_recover(head, survivors)
-        record = Record(
-            RECOVERY, head.hash, head.round + 1, self._me, 0, (), tuple(sorted(survivors)), base, head.tokens
-        )
+        record = Record(RECOVERY, head.hash, head.round + 1, self._me, 0, (), tuple(survivors), base, head.tokens)
         signature = self._signer.sign(recovery_message(record))
         return record, Certificate(Ballot(0, self._me), {self._me: signature})
 
     def situation(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> str:
         """What this peer will do about a missing quorum, in words."""
-        if self._me not in head.peers:
-            return "this peer is not of the last round, so it waits for those who are"
         survivors, named = self.survivors(head, now), len(head.peers)
+        if self._me not in survivors:
+            return "this peer is not of the last round, and waits for those who are"
         if len(survivors) < self._share_min * named:
             return f"{len(survivors)} of {named} are here, and the run lets no fewer than {self._share_min:g} go on"
         due = self.due_at(head, clock, timing, now)

@@ -5,7 +5,7 @@ Pure: no I/O, no clock. The rules R2 to R6 of docs/PROTOCOL.md stand here; when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -191,31 +191,20 @@ class Instance:
 
 
 def is_certified(previous: Record, record: Record, certificate: Certificate, signer: Signer) -> bool:
-    """Whether `record` is a child of `previous`: accepted by a quorum of its voters, or a recovery that its origin may
-    make and signed. `signer` only verifies.
+    """Whether `record` is a child of `previous`: accepted by a quorum of its voters, or a recovery that its origin
+    signed. `signer` only verifies.
     """
     if record.prev != previous.hash or record.round != previous.round + 1:
         return False
     if record.kind == RECOVERY:
         signature = certificate.signatures.get(record.origin)
-        is_lawful = may_recover(previous, record.voters) and record.origin in record.voters
-        is_empty = record.tokens == previous.tokens and record.attempt == 0
-        return (
-            is_lawful
-            and is_empty
-            and signature is not None
-            and signer.verify(record.origin, recovery_message(record), signature)
-        )
+        is_empty = record.tokens == previous.tokens and record.attempt == 0 and record.origin in record.voters
+        return is_empty and signature is not None and signer.verify(record.origin, recovery_message(record), signature)
     message = acceptance_message(previous.hash, certificate.ballot, record.hash)
     signed = {p for p in previous.voters if p in certificate.signatures}
     return record.kind == NORMAL and previous.is_quorum(
         {p for p in signed if signer.verify(p, message, certificate.signatures[p])}
     )
-
-
-def may_recover(previous: Record, survivors: Collection[PeerID]) -> bool:
-    """Whether a recovery may name `survivors`: only those who voted on or contributed to what it follows."""
-    return previous.peers.issuperset(survivors)
 
 
 def settled_votes(

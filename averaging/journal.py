@@ -64,7 +64,7 @@ def encode_commit(record: Record, certificate: Certificate) -> bytes:
 
 
 def encode_bridge(chain: Chain, number: int, head: Record) -> bytes:
-    """The records after round `number` up to and with `head`, as `read_bridge` reads them for `restore`."""
+    """The records after round `number` up to and with `head`, as `read_list` reads them for `restore`."""
     entries = []
     for record, certificate in zip(chain.records[number + 1 :], chain.certificates[number + 1 :], strict=True):
         assert certificate is not None
@@ -74,12 +74,14 @@ def encode_bridge(chain: Chain, number: int, head: Record) -> bytes:
     return packed
 
 
-def read_bridge(data: bytes) -> list[bytes]:
-    """Entries to be read after the log's; raises `DamagedJournal`."""
+def read_list(data: bytes) -> list[bytes]:
+    """The entries in a file of a snapshot; raises `DamagedJournal`."""
     try:
-        return [as_bytes(entry, "bridge", _ENTRY_BYTES_MAX) for entry in as_list(msgpack.unpackb(data), "bridge", 2**32)]
+        return [
+            as_bytes(entry, "entry", _ENTRY_BYTES_MAX) for entry in as_list(msgpack.unpackb(data), "entries", 2**32)
+        ]
     except (ValueError, msgpack.UnpackException) as error:
-        raise DamagedJournal(f"snapshot: its bridge is damaged ({error})") from error
+        raise DamagedJournal(f"snapshot: damaged ({error})") from error
 
 
 def encode_vote(head: Hash, vote: Vote) -> bytes:

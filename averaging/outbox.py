@@ -65,6 +65,8 @@ class Actions:
 class Link:
     """What is known of one linked peer."""
 
+    up: float
+    """Since when."""
     heard: float
     sent: float
     leaving: bool = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import msgpack
+
 from averaging.chain import Left
 from averaging.contribution import Contribution
 from averaging.following import Moved
-from averaging.record import Hash, Record
+from averaging.record import NORMAL, Hash, Record
 from network.seam import PeerID
 from peer.learner import Own
 
@@ -22,11 +24,14 @@ class Books:
     what an earlier process offered, this one does not remember, and it must take it for all that waited then.
     """
 
-    def __init__(self, me: PeerID, bytes_max: int) -> None:
-        """`bytes_max` bounds what is remembered of old offers; what is forgotten is dropped, not said twice."""
+    def __init__(self, me: PeerID, bytes_max: int, said: Sequence[Contribution] = ()) -> None:
+        """`said`: what the snapshot that the residual comes from remembers. `bytes_max` bounds what is remembered; what
+        is forgotten is dropped, not said twice.
+        """
         self._me = me
         self._bytes_max = bytes_max
-        self._said: dict[Hash, Contribution] = {}
+        self._said = {contribution.digest: contribution for contribution in said}
+        """Offers whose content is in the residual, or was when they were made, and that some chain may yet commit."""
         self._again: set[Hash] = set()
         self.offered_on: Hash | None = None
         """The record after which something is offered, and neither committed nor void."""
@@ -49,10 +54,18 @@ class Books:
         was_offered = self.offered_on == record.prev
         if was_offered:
             self.offered_on = None
+        is_known = mine is not None and mine.digest in self._said
+        if record.kind == NORMAL:  # No other offer on the same record can be committed any more, on no chain.
+            self._said = {d: c for d, c in self._said.items() if c.prev != record.prev}
         if mine is None:
             return Own.MISSED if was_offered else Own.NOTHING
         self._spend(mine.weight)
-        return Own.SAID if mine.digest in self._said else Own.FORGOTTEN
+        return Own.SAID if is_known else Own.FORGOTTEN
+
+    def remembered(self) -> bytes:
+        """What belongs into a snapshot beside the residual; `said` of a later process."""
+        packed: bytes = msgpack.packb([c.encoded for c in self._said.values() if c.prev != self.offered_on])
+        return packed
 
     def left(self, rounds: Sequence[Left]) -> None:
         """The chain was left: what was said in `rounds` waits again."""
@@ -62,16 +75,19 @@ class Books:
             self._remember(mine)
 
     def moved(self, moved: Moved) -> list[bytes] | None:
-        """A fetched state stands for other rounds: the own payloads in those joined; None if one is not remembered."""
+        """A fetched state stands for other rounds: the own payloads in those joined. None if one is not remembered: all
+        that waits, and what is left, may be in it.
+        """
         self.left(moved.left)
         joined = [record for record in moved.joined if record.hash not in self._again]
         self._again = (self._again - {record.hash for record in moved.joined}) | moved.again
         mine = [m for record in joined for m in record.members if m.peer == self._me]
         for member in mine:
             self._spend(member.weight)
-        if any(m.digest not in self._said for m in mine):
-            return None
-        return [self._said[m.digest].payload for m in mine]
+        known = [self._said[m.digest].payload for m in mine if m.digest in self._said]
+        prevs = {record.prev for record in joined if record.kind == NORMAL}
+        self._said = {d: c for d, c in self._said.items() if c.prev not in prevs}
+        return known if len(known) == len(mine) else None
 
     def _spend(self, tokens: int) -> None:
         self.pending_tokens = max(0, self.pending_tokens - tokens)

@@ -11,6 +11,7 @@ from typing import final
 import anyio
 
 from averaging.chain import Left as LeftRound
+from averaging.contribution import Contribution
 from averaging.node import Node
 from averaging.outbox import Commit, Fork
 from averaging.record import FINGERPRINT_BYTES, RECOVERY, Hash, Record
@@ -19,7 +20,12 @@ from network.seam import Network, PeerID
 from peer.books import Books
 from peer.learner import Learner, Own
 from peer.reports import Healed, Left, Note, Recovered, Report, RoundDone, Trained, Validated
+from peer.shelf import Shelf
 from peer.worker import Worker
+
+
+SAID_FILE = "said"
+"""The file of a snapshot with what the peer had said and may have to take back."""
 
 
 @final
@@ -63,9 +69,10 @@ class PeerLoop:
         rng: random.Random,
         report: Callable[[Report], None],
         saved: Snapshot,
+        said: Sequence[Contribution] = (),
     ) -> None:
         """`saved` is the snapshot in the peer's storage, or the state before the first round, without what is the
-        peer's own.
+        peer's own; `said` is what the peer had said when it was taken.
         """
         self._network = network
         self._node = node
@@ -80,18 +87,16 @@ class PeerLoop:
         self._applied: Record = node.head
         self._leaving = False
         self._leave_asked = anyio.Event()
-        self._books = Books(network.peer_id, node.engine.config.remembered_bytes_max)
+        self._books = Books(network.peer_id, node.engine.config.remembered_bytes_max, said)
         self._unsent = False
         """Inner steps are done and not packed yet."""
         self._outdated = False
         """Something of this peer's own was committed after the newest payload was made: it may say that again."""
         self._moved = False
         """The log has forked under this peer, and its state there is not on disk yet."""
-        self._served: Snapshot | None = None
-        self._next_served: Snapshot | None = saved
+        self._shelf = Shelf(node, saved)
         self._bytes_since_snapshot = 0
         self._snapshot_round = 0
-        self._dumped_round = 0
         self._snapshot_at = anyio.current_time()
         self._committed_mine = 0
         self.tokens_processed = 0
@@ -110,8 +115,8 @@ class PeerLoop:
 
     async def run(self) -> None:
         """Trains; the learner must hold the state at the node's head when this is called."""
-        await serve_snapshots(self._network, self._run_id, lambda: self._served, self._snapshots)
-        self._serve_newest()
+        await serve_snapshots(self._network, self._run_id, lambda: self._shelf.served, self._snapshots)
+        self._shelf.serve_newest()
         await self._anchor()
         if self._applied.round == 0:
             await self._validate()
@@ -199,7 +204,7 @@ class PeerLoop:
             self._outdated = True
             self._committed_mine += 1
         base = await self._anchor()
-        self._serve_newest()
+        self._shelf.serve_newest()
         self._bytes_since_snapshot += sum(len(c.payload) for c in commit.contributions)
         self._report(self._round_done(record, base))
         if record.kind == RECOVERY:
@@ -290,7 +295,8 @@ class PeerLoop:
             return False
         joined = self._books.moved(moved)
         await self._worker.run(self._learner.load, snapshot.files, own=False)
-        await self._worker.run(self._learner.move, payloads_of(moved.left), joined)
+        left = [] if joined is None else payloads_of(moved.left)
+        await self._worker.run(self._learner.move, left, joined)
         self._outdated |= joined is None or bool(joined)
         self._applied = self._node.record_of(snapshot.head)
         await self._anchor()
@@ -302,7 +308,7 @@ class PeerLoop:
 
     async def _go_back(self, fork: Fork) -> None:
         """R9: to the state where the chains parted; what was said on the one that is left is to be said again."""
-        start = self._restorable(fork.ancestor)
+        start = self._shelf.before(fork.ancestor)
         await self._worker.run(self._learner.load, start.files, own=False)
         for commit in self._node.commits_between(start.head, fork.ancestor.hash) or ():
             await self._worker.run(self._learner.apply, commit.record.round, commit.contributions, Own.NOTHING)
@@ -312,13 +318,6 @@ class PeerLoop:
         self._moved = True
         await self._anchor()
         self._tell_healed(fork.left)
-
-    def _restorable(self, ancestor: Record) -> Snapshot:
-        """The newest state in memory that is not younger than `ancestor`; the contributions since it are kept."""
-        record_of, chain = self._node.record_of, self._node.engine.chain
-        kept = [s for s in (self._next_served, self._served) if s is not None and s.head in chain]
-        old = [s for s in kept if record_of(s.head).round <= ancestor.round]
-        return max(old, key=lambda snapshot: record_of(snapshot.head).round)
 
     def _tell_healed(self, left: Sequence[LeftRound]) -> None:
         if left:
@@ -348,12 +347,12 @@ class PeerLoop:
         # Not while an offer is out: what it holds would be saved as if it had not been offered.
         if self._books.offered_on is None and (heavy or late or rounds >= config.snapshot_rounds):
             await self._save(self._applied)
-        elif self._applied.round - self._dumped_round >= config.serve_rounds:
+        elif self._applied.round - self._shelf.newest_round >= config.serve_rounds:
             await self._dump_for_others(self._applied)
 
     async def _save(self, record: Record) -> None:
         files = await self._worker.run(self._learner.dump)
-        await self._node.save_snapshot(record, files)
+        await self._node.save_snapshot(record, {**files, SAID_FILE: self._books.remembered()})
         self._moved = False
         await self._dump_for_others(record)
         self._bytes_since_snapshot = 0
@@ -361,20 +360,8 @@ class PeerLoop:
         self._snapshot_at = anyio.current_time()
 
     async def _dump_for_others(self, record: Record) -> None:
-        self._next_served = Snapshot(record.hash, await self._worker.run(self._learner.dump, shared_only=True))
-        self._dumped_round = record.round
-        self._serve_newest()
-
-    def _serve_newest(self) -> None:
-        """A snapshot is of use to others once a later record certifies it; until then the one before is served, and
-        the contributions since that one are kept.
-        """
-        newer = self._next_served
-        if newer is not None and newer.head != self._node.head.hash:
-            self._next_served = None
-            if newer.head in self._node.engine.chain:  # Else the chain was left in between.
-                self._served = newer
-                self._node.forget_before(self._node.record_of(newer.head).round + 1)
+        files = await self._worker.run(self._learner.dump, shared_only=True)
+        self._shelf.put(Snapshot(record.hash, files), record.round)
 
     async def _end(self) -> None:
         """Leaves so that nobody has to wait for this peer: no longer a voter, and the others have what they need."""

@@ -11,6 +11,7 @@ import anyio
 
 from averaging import journal
 from averaging.config import EngineConfig
+from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution
 from averaging.node import BRIDGE_FILE, HEAD_FILE, Node, NodeConfig, commits_of
 from averaging.record import Hash, genesis
 from averaging.snapshots import Snapshot, SnapshotConfig
@@ -22,12 +23,13 @@ from network.identity import Signer
 from network.seam import Network, PeerID
 from peer.errors import TwinFound
 from peer.learner import Learner
-from peer.loop import LoopConfig, PeerLoop, replay
+from peer.loop import SAID_FILE, LoopConfig, PeerLoop, replay
 from peer.reports import Report
 from peer.version import VERSION
 from peer.worker import Worker
 
 ADDRESSES_MAX = 8
+NO_ENTRIES = b"\x90"
 
 
 @final
@@ -114,7 +116,7 @@ async def run_member(
 
 async def _assemble(parts: Parts, config: MemberConfig, report: Callable[[Report], None], nonce: int) -> Member:
     """The node and the loop, with the state that the storage holds."""
-    restored, saved = await _restore(parts, config)
+    restored, saved, said = await _restore(parts, config)
     node = Node(
         parts.network,
         parts.signer,
@@ -137,6 +139,7 @@ async def _assemble(parts: Parts, config: MemberConfig, report: Callable[[Report
         rng=parts.rng,
         report=report,
         saved=saved,
+        said=said,
     )
     return Member(node, loop)
 
@@ -157,11 +160,14 @@ def _fact_of(loop: PeerLoop, name: str, addresses: tuple[str, ...], nonce: int) 
     )
 
 
-async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot]:
-    """The durable state of the protocol and the saved snapshot, with the learner brought to the log's head."""
+async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored, Snapshot, list[Contribution]]:
+    """The durable state of the protocol, the saved snapshot, and what the peer had said when that was taken; with the
+    learner brought to the log's head.
+    """
     saved = await parts.storage.load()
     files = dict(saved.snapshot or {})
-    entries = [*saved.log, *journal.read_bridge(files.pop(BRIDGE_FILE, b"\x90"))]
+    entries = [*saved.log, *journal.read_list(files.pop(BRIDGE_FILE, NO_ENTRIES))]
+    remembered = journal.read_list(files.pop(SAID_FILE, NO_ENTRIES))
     first = genesis(Hash(bytes.fromhex(config.run.run_id)), config.run.creator, parts.learner.fingerprint())
     limit = config.engine.payload_bytes_max
     restored = journal.restore(first, entries, saved.journal, parts.signer, limit)
@@ -180,7 +186,7 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
         restored, commits = restored.back_to(number), []
     restored.chain.forget_before(number + 1)
     await parts.worker.run(replay, parts.learner, parts.signer.peer_id, commits)
-    return restored, snapshot
+    return restored, snapshot, [parse_contribution(data, parts.signer, limit + HEADER_BYTES_MAX) for data in remembered]
 
 
 async def _watch(node: Node, membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:

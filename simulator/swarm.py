@@ -330,7 +330,9 @@ class _Checker:
             key = report.prev if report.members else report.head + b"recovery"
             known = self.rounds.setdefault(key, report)
             if (known.head, known.fingerprint) != (report.head, report.fingerprint):
-                raise Disagreement(f"seed {seed}, round {report.round}: peer {number} committed {report.head.hex()[:8]} {report.fingerprint.hex()[:8]}, not {known.head.hex()[:8]} {known.fingerprint.hex()[:8]}")
+                raise Disagreement(
+                    f"seed {seed}, round {report.round}: peer {number} committed {report.head.hex()[:8]} {report.fingerprint.hex()[:8]}, not {known.head.hex()[:8]} {known.fingerprint.hex()[:8]}"
+                )
             if report.round > self.newest:
                 self.newest, self.merged = report.round, report.tokens
                 self.contributions += len(report.members)

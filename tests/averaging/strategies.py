@@ -145,7 +145,7 @@ def grown(
     head = first(num_peers) if head is None else head
     chain: Grown = []
     for number in range(rounds):
-        offers = [offer_of(s, head, weight=weight, payload=bytes([number])) for s in signers or SIGNERS[:num_peers]]
+        offers = [offer_of(s, head, weight=weight, payload=b"%03d" % number) for s in signers or SIGNERS[:num_peers]]
         record = child_of(head, offers)
         offers.sort(key=lambda c: c.owner)
         voters = [signer_of(v) for v in head.voters]

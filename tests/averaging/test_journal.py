@@ -213,13 +213,13 @@ def test_own_contributions_are_restored_without_those_of_the_others() -> None:
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_a_bridge_leads_from_the_log_to_the_snapshot(number: int, until: int) -> None:
     chain = chain_with(HEAD, CHAIN[:9])
-    bridge = journal.read_bridge(journal.encode_bridge(chain, number, chain.records[until]))
+    bridge = journal.read_list(journal.encode_bridge(chain, number, chain.records[until]))
     assert bridge == log_of(9)[number:until]
 
 
 def test_a_log_that_ends_on_the_chain_that_was_left_is_completed_by_the_bridge() -> None:
     chain = chain_with(HEAD, TRUNK, OTHER_SIDE)
-    bridge = journal.read_bridge(journal.encode_bridge(chain, PARTING.round, OTHER_SIDE[2][0].record))
+    bridge = journal.read_list(journal.encode_bridge(chain, PARTING.round, OTHER_SIDE[2][0].record))
     log = commits(TRUNK, OWN_SIDE)
     assert restore([*log, *bridge], []).chain.records == chain.records[: PARTING.round + 4]
     whole = [*log, *commits(OTHER_SIDE)]
@@ -229,7 +229,7 @@ def test_a_log_that_ends_on_the_chain_that_was_left_is_completed_by_the_bridge()
 @given(st.binary(max_size=40))
 def test_a_damaged_bridge_is_named(data: bytes) -> None:
     try:
-        bridge = journal.read_bridge(data)
+        bridge = journal.read_list(data)
     except DamagedJournal:
         return
     assert data == msgpack.packb(bridge) or msgpack.unpackb(data) == bridge

@@ -1,4 +1,4 @@
-"""Catching up on one's own chain: only certified records, overlapping pages, the wish for a snapshot, who is believed."""
+"""Catching up on one's own chain: certified records only, pages that overlap, whom to believe, when to jump."""
 
 from __future__ import annotations
 

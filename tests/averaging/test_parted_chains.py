@@ -1,7 +1,8 @@
-"""Catching up with a chain that parted from one's own (R9): the better one is kept, whole, and the worse one dropped."""
+"""Catching up with a chain that parted from one's own (R9): the better one is kept whole, the worse dropped."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -209,8 +210,8 @@ def test_two_peers_that_tell_each_other_all_agree_on_the_better_chain(
                 break
             assert following.receive(OTHER, Log(after, far.head.round, tuple(found)), own) is None
         moves = following.leads_away(own.head) or (following.follows(own.head) and bool(following.pending))
-        descends = own.head.hash in far and own.head.hash != far.head.hash
-        assert moves == (far is better or descends)
+        descends, is_news = own.head.hash in far, far.head.hash not in own
+        assert moves == (is_news and (far is better or descends))
         if moves:
             assert following.pending[-1].record == far.head
 
@@ -282,7 +283,7 @@ def test_a_recovery_has_no_contributions_that_could_be_gone() -> None:
 def test_a_state_on_the_better_chain_or_before_the_parting_is_attested_and_no_other() -> None:
     following, own = moving(8)
     assert following.child_of(HEAD.hash, own) == COMMON[0][0].record
-    for (entry, _), (child, _) in zip(COMMON[:-1], COMMON[1:], strict=True):
+    for (entry, _), (child, _) in itertools.pairwise(COMMON):
         assert following.child_of(entry.record.hash, own) == child.record
     assert following.child_of(PARTING.hash, own) == BETTER[0][0].record
     assert following.child_of(BETTER[1][0].record.hash, own) == BETTER[2][0].record

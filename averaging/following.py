@@ -59,7 +59,7 @@ class Following:
         return self._recovery.is_stalled(head, self._rounds.voting.clock, self._rounds.timing, now)
 
     def next(self, now: float) -> tuple[LogEntry, list[Contribution]] | None:
-        """The record to append next, with its contributions, once they are here; leaves the chain if it is not on it."""
+        """The record to append next, with its contributions, once they are here; leaves the chain if need be."""
         catch_up, rounds = self._catch_up, self._rounds
         entry = catch_up.next(rounds.chain, now)
         if entry is None or not self.is_under_way(now):

@@ -19,9 +19,9 @@ from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.engine import Engine
+from averaging.following import Moved
 from averaging.links import Links, LinksConfig
 from averaging.messages import LOG_BYTES_MAX, Message, Offer, encode_message, parse_message
-from averaging.following import Moved
 from averaging.outbox import Actions, Commit, Fork
 from averaging.record import Hash, Malformed, Record
 from averaging.storage import Storage

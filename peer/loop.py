@@ -14,7 +14,7 @@ from averaging.chain import Left as LeftRound
 from averaging.contribution import Contribution
 from averaging.node import Node
 from averaging.outbox import Commit, Fork
-from averaging.record import FINGERPRINT_BYTES, RECOVERY, Hash, Record
+from averaging.record import FINGERPRINT_BYTES, RECOVERY, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID
 from peer.books import Books
@@ -22,7 +22,6 @@ from peer.learner import Learner, Own
 from peer.reports import Healed, Left, Note, Recovered, Report, RoundDone, Trained, Validated
 from peer.shelf import Shelf
 from peer.worker import Worker
-
 
 SAID_FILE = "said"
 """The file of a snapshot with what the peer had said and may have to take back."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.catch_up import CatchUp
+from averaging.catch_up import ASKED_IN_VAIN_MAX, DOUBT_SECONDS, CatchUp
 from averaging.fetcher import WANTED_MAX, Fetcher
 from averaging.messages import DIGESTS_MAX, Log, LogEntry
 from averaging.record import Certificate, Hash, Record, sha256
@@ -233,3 +233,16 @@ def test_who_is_ahead_is_asked_after_some_patience_and_in_turn() -> None:
     following.receive(PEERS[1], log(ENTRIES), HEAD)
     following.lost(PEERS[2])
     assert following.behind_since is None
+
+
+def test_doubt_does_not_last_for_ever() -> None:
+    """Where the network stood still, all others were asked in vain; an offer says no round higher than the next."""
+    follower = CatchUp(ToySigner(0), 1000)
+    other = ToySigner(1).peer_id
+    follower.notice(other, 5, 0.0)
+    for at in range(ASKED_IN_VAIN_MAX + 1):
+        assert follower.whom_to_ask(float(at)) == other
+    follower.notice(other, 5, 6.0)
+    assert follower.behind_since is None
+    follower.notice(other, 5, 6.0 + DOUBT_SECONDS)
+    assert follower.behind_since is not None

@@ -237,8 +237,7 @@ def test_who_is_ahead_is_asked_after_some_patience_and_in_turn() -> None:
 
 def test_doubt_does_not_last_for_ever() -> None:
     """Where the network stood still, all others were asked in vain; an offer says no round higher than the next."""
-    follower = CatchUp(ToySigner(0), 1000)
-    other = ToySigner(1).peer_id
+    follower, other = CatchUp(SIGNERS[0], 1000), PEERS[1]
     follower.notice(other, 5, 0.0)
     for at in range(ASKED_IN_VAIN_MAX + 1):
         assert follower.whom_to_ask(float(at)) == other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import ByteStream
 
@@ -44,7 +45,7 @@ def test_one_of_two_streams_may_break(breaks: int) -> None:
                 on_down=lambda peer: None,
             )
             tasks.start_soon(links.run)
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             for _ in range(2):
                 streams.append(await b.open_stream(A, PROTOCOL))
                 tasks.start_soon(read, streams[-1])

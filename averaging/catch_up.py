@@ -15,6 +15,8 @@ from network.seam import PeerID
 
 PENDING_MAX = 200_000
 ASKED_IN_VAIN_MAX = 5
+DOUBT_SECONDS = 10.0
+"""Not for ever: where the network stood still for a while, all others were asked in vain."""
 REPLAY_SECONDS_MAX = 30.0
 """Contributions that do not come for so long are not there, whatever a log says."""
 REPLAY_ROUNDS_MAX = 48
@@ -42,6 +44,7 @@ class CatchUp:
         self._ahead: dict[PeerID, tuple[float, int]] = {}
         self._asked: dict[PeerID, int] = {}
         self._doubted: dict[PeerID, int] = {}
+        self._doubted_until = 0.0
         self._asked_at: float | None = None
         self._turn = 0
         self._waiting_for: Hash | None = None
@@ -51,7 +54,7 @@ class CatchUp:
 
     def notice(self, peer: PeerID, number: int, now: float) -> None:
         """`peer` spoke of a record that this peer does not know, of round `number` at least."""
-        if number <= self._doubted.get(peer, 0):
+        if number <= self._doubted.get(peer, 0) and now < self._doubted_until:
             return
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
@@ -81,6 +84,7 @@ class CatchUp:
         self._asked[peer] = self._asked.get(peer, 0) + 1
         if self._asked[peer] > ASKED_IN_VAIN_MAX:
             self._doubt(peer, self._ahead[peer][1])
+            self._doubted_until = now + DOUBT_SECONDS
         return peer
 
     def _doubt(self, peer: PeerID, number: int) -> None:

@@ -184,7 +184,8 @@ class Links:
                 finally:
                     state.writing = False
                 self.bytes_sent += len(frame)
-            state.wake = anyio.Event()
+            if state.wake.is_set():  # Two writers wait for one event: who replaced it would leave the other asleep.
+                state.wake = anyio.Event()
             await state.wake.wait()
 
     def _forget(self, peer: PeerID, state: _Peer, stream: ByteStream) -> None:

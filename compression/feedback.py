@@ -15,12 +15,7 @@ def compress_with_residual(compressor: Compressor, wanted: Mapping[str, Tensor])
     Tensors travel in the order of their names. Raises `ValueError` naming a tensor that is not finite.
     """
     names = sorted(wanted)
-    packets = []
-    for name in names:
-        try:
-            packets.append(compressor.compress(wanted[name]))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+    packets = compressor.compress_all(wanted)
     specs = {name: TensorSpec.of(wanted[name]) for name in names}
     data = compressor.pack(packets, [specs[name] for name in names])
     decoded = decode(compressor, data, specs)
@@ -30,5 +25,6 @@ def compress_with_residual(compressor: Compressor, wanted: Mapping[str, Tensor])
 def decode(compressor: Compressor, data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
     """What a receiver makes of the bytes, on the CPU; raises `InvalidPacket`."""
     names = sorted(specs)
-    packets = compressor.unpack(data, [specs[name] for name in names])
-    return {name: compressor.decompress(packet, specs[name]) for name, packet in zip(names, packets, strict=True)}
+    ordered = [specs[name] for name in names]
+    tensors = compressor.decompress_all(compressor.unpack(data, ordered), ordered)
+    return dict(zip(names, tensors, strict=True))

@@ -1,226 +1,242 @@
-"""Values: kept coefficients to small levels with scales, and back by arithmetic that rounds the same everywhere."""
+"""Levels of 1, 2, 4 or 8 bits: fitted books (`bits`), even steps (`int`), powers of two (`e3m0`); scaled by block."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil
+from math import ceil, sqrt
 from typing import final
 
 import torch
 from torch import Tensor
 
-from compression.scales import SCALE_MAX, decode_scales, encode_scales
+from compression.scales import SCALE_MAX, Towards, decode_scales, encode_scales
 from compression.slabs import slab_elements
-
-# Magnitude j of a b-bit level is `offset + book[j] * step`. The 4-bit book has the proportions of the Lloyd-Max
-# quantiser of a Gaussian (.128, .388, .657, .942, 1.256, 1.618, 2.069, 2.733 sigma).
-_BOOKS = {
-    1: (0,),
-    2: (0, 1),
-    4: (0, 10, 20, 31, 43, 57, 75, 100),
-    8: tuple(range(128)),
-}
-# At most so many values share their scales, and at least so many. Small blocks cost little, as scales travel as
-# coded differences: on the momentum of a small GPT a scale for every chunk of 32 kept values costs 1 % more than one
-# a tensor, and the error of bits(1) falls from .43 to .17. Dense values have no indices beside which scales are small.
-_BLOCKS = {1: 64, 2: 64, 4: 128, 8: 512}
-_BLOCK_MIN = 16
-_MANTISSAS = {1: 2, 2: 3, 4: 4, 8: 7}
-_LLOYD_ROUNDS = {2: 3, 4: 3}
-
-
-class Values(ABC):
-    """How the kept coefficients of one tensor become levels. The levels' dtype is `level_dtype`."""
-
-    level_bits: int
-    level_dtype: torch.dtype
-    scale_columns: int
-    scale_mantissa: int
-
-    @abstractmethod
-    def blocks(self, count: int, alike: int | None) -> int:
-        """How many rows of scales `count` values have; `alike`: that many in a row come from one chunk."""
-
-    @abstractmethod
-    def quantise(self, values: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Finite float32 (count,) to levels (count,) and float32 scales (blocks, columns)."""
-
-    @abstractmethod
-    def dequantise(self, levels: Tensor, scales: Tensor) -> Tensor:
-        """float32 (count,); the same bits on every device."""
+from compression.values import Values
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Floats(Values):
-    """The values themselves at a float's precision; what is too large for it becomes its largest number."""
+class Form:
+    """Magnitude j of a level is `offset + book[j] * step`, or `book[j] * step` with one scale only.
 
-    name: str
-
-    @property
-    def level_dtype(self) -> torch.dtype:  # type: ignore[override]
-        return FLOATS[self.name]
-
-    @property
-    def level_bits(self) -> int:  # type: ignore[override]
-        return 8 * self.level_dtype.itemsize
-
-    @property
-    def scale_columns(self) -> int:  # type: ignore[override]
-        return 0
-
-    @property
-    def scale_mantissa(self) -> int:  # type: ignore[override]
-        return 0
-
-    def blocks(self, count: int, alike: int | None) -> int:
-        return 0
-
-    def quantise(self, values: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        bound = torch.finfo(self.level_dtype).max
-        return values.clamp(-bound, bound).to(self.level_dtype), values.new_zeros(0, 0)
-
-    def dequantise(self, levels: Tensor, scales: Tensor) -> Tensor:
-        return levels.to(torch.float32)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Bits(Values):
-    """A sign and a `bits - 1` bit magnitude: `sign * (offset + book[j] * step)`, offset and step fitted to each block.
-
-    With 1 bit that is the mean magnitude, with 2 the four levels of Lloyd's quantiser (+-.45 and +-1.51 sigma for a
-    Gaussian; for top-k values, whose magnitudes start at a threshold, whatever fits them), with 4 its shape stretched
-    to fit, with 8 even steps between the extremes. Levels are uint8: the sign in the top of the `bits` bits.
-
-    Scales have at most 8 significant bits and the book 7, so `book[j] * step` is exact in float32 and the sum rounds
-    once, fused or not. Zeros are sent as the smallest magnitude, or as zero in a block whose offset is zero.
+    `block`: at most so many values share their scales. Those are few where values are dense; among top-k values, whose
+    indices cost more, each chunk has its own (at least 16 values): it is worth it, as chunks differ. `mantissa`: bits
+    of a scale beyond its exponent. `rounds` of Lloyd's iteration; none: the scales span the block's extremes.
+    `entropy`: see `Values.symbol_entropy`.
     """
 
     bits: int
+    book: tuple[int, ...]
+    scales: int
+    block: int
+    mantissa: int
+    rounds: int
+    entropy: tuple[float, float] = (0.0, 0.0)
+
+
+_BLOCK_MIN = 16
+# Scales have at most 8 significant bits and books 15, so that `book[j] * step` is exact in float32. The fitted books
+# grow from step to step, for a Gaussian as much as for heavier tails: by 1/3 in all in 4 bits (a Lloyd quantiser of a
+# Gaussian: .128 .388 .657 .942 1.256 1.618 2.069 2.733 sigma), up to five times in 8.
+_GROWING_4 = (0, 8, 18, 29, 43, 60, 80, 104)
+_GROWING_8 = tuple(64 * j + j * j for j in range(128))
+FORMS = {
+    "bits(1)": Form(1, (0,), scales=1, block=256, mantissa=2, rounds=0),
+    "bits(2)": Form(2, (0, 1), scales=2, block=256, mantissa=3, rounds=3, entropy=(0.902, 0.788)),
+    "bits(4)": Form(4, _GROWING_4, scales=2, block=256, mantissa=4, rounds=3, entropy=(2.755, 2.754)),
+    "bits(8)": Form(8, _GROWING_8, scales=2, block=512, mantissa=7, rounds=0, entropy=(6.7, 6.74)),
+    "int(4)": Form(4, tuple(range(8)), scales=1, block=256, mantissa=4, rounds=4, entropy=(2.51, 1.57)),
+    "int(8)": Form(8, tuple(range(128)), scales=1, block=512, mantissa=7, rounds=0, entropy=(6.35, 5.51)),
+    "e3m0": Form(4, (0, 1, 2, 4, 8, 16, 32, 64), scales=1, block=256, mantissa=4, rounds=4, entropy=(2.51, 0.97)),
+}
+# Places in a book are looked up in so many cells between its ends: only the encoder does, so it may be off by one.
+_CELLS = 1 << 13
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Levels(Values):
+    """A sign and a magnitude of the form's book, the scales fitted to each block. uint8; the sign is the top bit.
+
+    `bits(1)` is the mean magnitude; `bits(2)` the four levels of Lloyd's quantiser (+-.45 and +-1.51 sigma for a
+    Gaussian; for top-k values, whose magnitudes start at a threshold, whatever fits them); `bits(4)` and `bits(8)`
+    a fixed shape stretched to fit. Zeros are sent as the smallest magnitude.
+
+    `book[j] * step` is exact and the sum with the offset rounds once, fused or not.
+    """
+
+    name: str
 
     def __post_init__(self) -> None:
-        if self.bits not in _BOOKS:
-            raise ValueError(f"bits({self.bits}): the number of bits must be one of {', '.join(map(str, _BOOKS))}")
+        if self.name not in FORMS:
+            kind = self.name.partition("(")[0]
+            exist = ", ".join(name for name in FORMS if name.startswith(kind + "("))
+            raise ValueError(f"{self.name}: the number of bits does not exist; there are {exist}")
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.name]
 
     @property
     def level_bits(self) -> int:  # type: ignore[override]
-        return self.bits
+        return self.form.bits
 
     @property
     def level_dtype(self) -> torch.dtype:  # type: ignore[override]
         return torch.uint8
 
     @property
+    def symbol_bits(self) -> int:  # type: ignore[override]
+        return self.form.bits - 1
+
+    @property
     def scale_columns(self) -> int:  # type: ignore[override]
-        return 1 if self.bits == 1 else 2
+        return self.form.scales
 
     @property
     def scale_mantissa(self) -> int:  # type: ignore[override]
-        return _MANTISSAS[self.bits]
+        return self.form.mantissa
 
     def blocks(self, count: int, alike: int | None) -> int:
-        longest = _BLOCKS[self.bits]
+        longest = self.form.block
         return ceil(count / (longest if alike is None else min(longest, max(_BLOCK_MIN, alike))))
 
+    def symbol_entropy(self, *, dense: bool) -> float:
+        return self.form.entropy[0 if dense else 1]
+
+    def error_bound(self, count: int, alike: int | None) -> float:
+        """Least squares explain at least what the block's mean does, which is 1 / length of its energy in the worst
+        case, less what rounding the scales takes; without a fit, half the widest step is the most an element loses.
+        """
+        longest = ceil(count / max(1, self.blocks(count, alike)))
+        widest = max((above - below for below, above in pairwise(self.form.book)), default=0)
+        spread = 1.02 * widest / self.form.book[-1] / 2 * sqrt(longest) if widest else 1.0
+        if self.form.bits == 8:
+            return min(1.0, spread)
+        return sqrt(1 - 0.99 * (1 - 4.0 ** -(self.form.mantissa + 1)) * self._explained(longest))
+
+    def _explained(self, longest: int) -> float:
+        """The least share of a block's energy that the fit explains."""
+        if self.form.scales == 2 or self.form.bits == 1:
+            return 1 / max(1, longest)
+        # From step = max / book[-1]: levels l > 0 hold values from (l + the one below) / 2 to (l + the one above) / 2.
+        book = self.form.book
+        low = min((below + level) / 2 / level for below, level in pairwise(book))
+        high = max((level + above) / 2 / level for level, above in pairwise(book[1:]))
+        energy = high * high + max(0, longest - 1) * (book[1] / 2 / book[-1]) ** 2
+        return min(1.0, low * low / energy)
+
     def quantise(self, values: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        table = _blocked(values, blocks)
-        levels = torch.empty(table.shape, dtype=torch.uint8, device=values.device)
-        scales = values.new_empty(len(table), self.scale_columns)
-        step = max(1, slab_elements(values.device) // max(1, table.shape[1]))
-        for top in range(0, len(table), step):
-            rows = slice(top, top + step)
-            magnitudes = table[rows].abs().clamp_max_(SCALE_MAX)
-            scales[rows] = self._fit(magnitudes)
-            index = self._assign(magnitudes, scales[rows])
-            levels[rows] = index | ((table[rows] < 0).to(torch.uint8) << (self.bits - 1))
-        return levels.view(-1)[: len(values)], scales
+        levels = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+        scales = values.new_empty(blocks, self.scale_columns)
+        length = ceil(len(values) / max(1, blocks))
+        step = max(1, slab_elements(values.device) // max(1, length))
+        whole = len(values) // max(1, length)
+        for top, bottom in [*pairwise([*range(0, whole, step), whole]), (whole, blocks)]:  # The last may be shorter.
+            part = values[top * length : bottom * length]
+            if not len(part):
+                continue
+            table = part.view(bottom - top, -1)
+            magnitudes = table.abs().clamp_max_(SCALE_MAX)
+            scales[top:bottom] = self._fit(magnitudes)
+            index = self._assign(magnitudes, scales[top:bottom])
+            index |= (table < 0).to(torch.uint8) << (self.form.bits - 1)
+            levels[top * length : bottom * length] = index.view(-1)
+        return levels, scales
 
-    def dequantise(self, levels: Tensor, scales: Tensor) -> Tensor:
-        table = _blocked(levels, len(scales))
-        values = torch.empty(table.shape, dtype=torch.float32, device=levels.device)
-        step = max(1, slab_elements(levels.device) // max(1, table.shape[1]))
-        for top in range(0, len(table), step):
-            rows = slice(top, top + step)
-            values[rows] = self._values(table[rows], scales[rows])
-        return values.view(-1)[: len(levels)]
-
-    def _values(self, levels: Tensor, scales: Tensor) -> Tensor:
-        signs = 1 - 2 * (levels >> (self.bits - 1)).to(torch.float32)
-        if self.bits == 1:
-            return signs * scales[:, :1]
-        index = (levels & (2 ** (self.bits - 1) - 1)).to(torch.float32)
-        book = _book(self.bits, levels.device)[index.to(torch.int64)] if self.bits == 4 else index
-        steps = book * scales[:, 1:]  # Exact.
-        return signs * (steps + scales[:, :1])
+    def values_at(self, levels: Tensor, scales: list[Tensor]) -> Tensor:
+        form = self.form
+        signs = 1 - 2 * (levels >> (form.bits - 1)).to(torch.float32)
+        if form.bits == 1:
+            return signs * scales[0]
+        index = levels & (2 ** (form.bits - 1) - 1)
+        book = index.to(torch.float32) if _even(form.book) else _taken(form.book, index)
+        steps = book * scales[-1]  # Exact.
+        return signs * (steps if form.scales == 1 else steps + scales[0])
 
     def _fit(self, magnitudes: Tensor) -> Tensor:
-        if self.bits == 1:
+        form = self.form
+        if form.bits == 1:
             return self._rounded(magnitudes.mean(dim=1, keepdim=True))
-        if self.bits == 8:
-            low, high = torch.aminmax(magnitudes, dim=1, keepdim=True)
-            offset = decode_scales(encode_scales(low, self.scale_mantissa, "down"), self.scale_mantissa)
-            step = decode_scales(encode_scales((high - offset) / 127, self.scale_mantissa, "up"), self.scale_mantissa)
-            return torch.cat([offset, step], dim=1)
-        return self._rounded(self._lloyd(magnitudes))
+        if form.rounds:
+            return self._rounded(self._lloyd(magnitudes))
+        low, high = torch.aminmax(magnitudes, dim=1, keepdim=True)
+        offset = self._rounded(low, "down") if form.scales == 2 else torch.zeros_like(low)
+        step = self._rounded((high - offset) / form.book[-1], "up")
+        return torch.cat([offset, step], dim=1) if form.scales == 2 else step
 
     def _lloyd(self, magnitudes: Tensor) -> Tensor:
-        """Alternates nearest levels and least squares; the start lies between a Gaussian's and an exponential's fit."""
-        book = _book(self.bits, magnitudes.device)
+        """Alternates nearest levels and least squares, offset and step not negative."""
+        form = self.form
         mean = magnitudes.mean(dim=1, keepdim=True)
-        spread = (magnitudes - mean).abs_().mean(dim=1, keepdim=True) * 1.3
-        low, high = (0.5, 1.35) if self.bits == 2 else (1.0, 3.0)
-        offset = (mean - low * spread).clamp_min_(0)
-        step = (low + high) * spread / float(_BOOKS[self.bits][-1])
-        for _ in range(_LLOYD_ROUNDS[self.bits]):
-            index = self._assign(magnitudes, torch.cat([offset, step], dim=1))
-            levels = index.to(torch.float32) if self.bits == 2 else book[index.to(torch.int64)]
+        offset, step = self._start(magnitudes, mean)
+        for _ in range(form.rounds):
+            index = self._assign(magnitudes, torch.cat([offset, step], dim=1) if form.scales == 2 else step)
+            levels = index.to(torch.float32) if _even(form.book) else _taken(form.book, index)
+            product = (levels * magnitudes).mean(dim=1, keepdim=True)
+            square = levels.square().mean(dim=1, keepdim=True)
+            alone = torch.where(square > 0, product / square, step)  # The step without an offset.
+            if form.scales == 1:
+                step = alone
+                continue
             centre = levels.mean(dim=1, keepdim=True)
-            covariance = (levels * magnitudes).mean(dim=1, keepdim=True) - centre * mean
-            variance = levels.square_().mean(dim=1, keepdim=True) - centre.square()
-            step = torch.where(variance > 0, covariance / variance, step).clamp_min_(0)
-            offset = (mean - step * centre).clamp_min_(0)
-        return torch.cat([offset, step], dim=1)
+            variance = square - centre.square()
+            step = torch.where(variance > 1e-6 * square, (product - centre * mean) / variance, step).clamp_min_(0)
+            offset = mean - step * centre
+            step = torch.where(offset < 0, alone, step)
+            offset.clamp_min_(0)
+        return torch.cat([offset, step], dim=1) if form.scales == 2 else step
+
+    def _start(self, magnitudes: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """The block's largest at the book's end, so that outliers are not lost; 2 bits between two common fits."""
+        last = float(self.form.book[-1])
+        if self.form.bits == 2:  # A Gaussian's and an exponential's.
+            spread = (magnitudes - mean).abs_().mean(dim=1, keepdim=True) * 1.3
+            return (mean - 0.5 * spread).clamp_min_(0), 1.85 * spread
+        low, high = torch.aminmax(magnitudes, dim=1, keepdim=True)
+        if self.form.scales == 1:
+            low = torch.zeros_like(low)
+        return low, (high - low) / last
 
     def _assign(self, magnitudes: Tensor, scales: Tensor) -> Tensor:
-        """The nearest magnitude's index (uint8); the lower one where two are equally near or the step is zero."""
-        if self.bits == 1:
+        """The nearest magnitude's index (uint8), or its neighbour where two are about equally near."""
+        book = self.form.book
+        if len(book) == 1:
             return torch.zeros_like(magnitudes, dtype=torch.uint8)
-        offset, step = scales[:, :1], scales[:, 1:]
-        if self.bits == 8:
-            places = (magnitudes - offset) * torch.where(step > 0, 1 / step, torch.zeros_like(step))
-            return places.round_().clamp_(0, 127).to(torch.uint8)
-        book = _BOOKS[self.bits]
-        index = torch.zeros_like(magnitudes, dtype=torch.uint8)
-        for below, above in pairwise(book):  # Seven comparisons cost less than one binary search.
-            index += magnitudes > offset + (below + above) / 2 * step
-        return index
+        offset, step = (scales[:, :1] if scales.shape[1] == 2 else 0.0), scales[:, -1:]
+        if len(book) == 2:
+            return (magnitudes > offset + 0.5 * step).to(torch.uint8)
+        places = (magnitudes - offset) * torch.where(step > 0, 1 / step, torch.zeros_like(step))
+        if _even(book):
+            return places.round_().clamp_(0, book[-1]).to(torch.uint8)
+        cells = places.mul_((_CELLS - 1) / book[-1]).round_().clamp_(0, _CELLS - 1)
+        return _cells(book, magnitudes.device)[cells.to(torch.int32)]
 
-    def _rounded(self, scales: Tensor) -> Tensor:
-        return decode_scales(encode_scales(scales, self.scale_mantissa), self.scale_mantissa)
+    def _rounded(self, scales: Tensor, towards: Towards = "near") -> Tensor:
+        return decode_scales(encode_scales(scales, self.scale_mantissa, towards), self.scale_mantissa)
 
     def __str__(self) -> str:
-        return f"bits({self.bits})"
+        return self.name
 
 
-def _blocked(values: Tensor, blocks: int) -> Tensor:
-    """(count,) as (blocks, length) with equal lengths; the last value fills up the last block, which is never empty."""
-    if blocks == 0:
-        return values.new_zeros(0, 0)
-    length = ceil(len(values) / blocks)
-    missing = blocks * length - len(values)
-    return (torch.cat([values, values[-1:].expand(missing)]) if missing else values).view(blocks, length)
+def _even(book: tuple[int, ...]) -> bool:
+    return len(book) == book[-1] + 1
+
+
+def _taken(book: tuple[int, ...], index: Tensor) -> Tensor:
+    return _book(book, index.device)[index.to(torch.int32)]
 
 
 @lru_cache(maxsize=64)
-def _book(bits: int, device: torch.device) -> Tensor:
-    return torch.tensor(_BOOKS[bits], dtype=torch.float32, device=device)
+def _book(book: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(book, dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=16)
+def _cells(book: tuple[int, ...], device: torch.device) -> Tensor:
+    """The level of each cell's middle."""
+    middles = torch.arange(_CELLS, dtype=torch.float64) * (book[-1] / (_CELLS - 1))
+    bounds = torch.tensor([(below + above) / 2 for below, above in pairwise(book)], dtype=torch.float64)
+    return torch.bucketize(middles, bounds).to(torch.uint8).to(device)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from torch import Tensor
 
-from compression.seam import Compressor, Packet, TensorSpec
+from compression.seam import Compressor, Flat, Packet, TensorSpec
 
 
 @final
@@ -34,6 +35,25 @@ class Remembering(Compressor):
 
     def pack(self, packets: list[Packet], specs: list[TensorSpec]) -> bytes:
         return self._compressor.pack(packets, specs)
+
+    def seeded(self, seed: int) -> Compressor:
+        """For compressing alone: what it unpacks is not remembered."""
+        return self._compressor.seeded(seed)
+
+    def compress_all(self, tensors: Mapping[str, Tensor]) -> list[Packet]:
+        return self._compressor.compress_all(tensors)
+
+    def flatten(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> Flat:
+        return self._compressor.flatten(packets, specs)
+
+    def restore_all(self, coefficients: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        return self._compressor.restore_all(coefficients, specs)
+
+    def decompress_all(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        return self._compressor.decompress_all(packets, specs)
+
+    def coefficient_counts(self, specs: Sequence[TensorSpec]) -> list[int]:
+        return self._compressor.coefficient_counts(specs)
 
     def unpack(self, data: bytes, specs: list[TensorSpec]) -> list[Packet]:
         """Always with the same `specs`: one wrapper serves one model."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 # Scales lie in [2^-80, 2^100] or are zero: no level times a scale is a subnormal or infinite float32.
 SCALE_MAX = 2.0**100
+Towards = Literal["near", "up", "down"]
 _FIELD_MIN = 127 - 80
 _FIELD_MAX = 127 + 100
 
@@ -18,7 +19,7 @@ def scale_code_max(mantissa: int) -> int:
     return ((_FIELD_MAX - _FIELD_MIN) << mantissa) + 1
 
 
-def encode_scales(scales: Tensor, mantissa: int, towards: Literal["near", "up", "down"] = "near") -> Tensor:
+def encode_scales(scales: Tensor, mantissa: int, towards: Towards = "near") -> Tensor:
     """Non-negative finite float32 to int64 codes; a scale too small is zero, one too large the largest."""
     drop = 23 - mantissa
     add = {"near": 1 << (drop - 1), "up": (1 << drop) - 1, "down": 0}[towards]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -30,12 +32,34 @@ class Packet:
     """A compressed tensor as a value: which coefficients were kept, at which level, with which scales.
 
     `indices` are positions in the flattened coefficients, ascending; None when every coefficient is kept in order.
-    `levels` is one entry a kept coefficient; `scales` one or more per block, as the quantiser defines.
+    `levels` is one entry a kept coefficient; `scales` one or more per block, as the quantiser defines. `seed`: where
+    the indices were drawn by lot, what from.
     """
 
     indices: Tensor | None
     levels: Tensor
     scales: Tensor
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """One contribution's coefficients, all tensors one after the other: `values` (float32) at ascending `positions`
+    of `size`, zero elsewhere; everywhere when `positions` is None.
+    """
+
+    positions: Tensor | None
+    values: Tensor
+    size: int
+
+    def dense(self, start: int, stop: int) -> Tensor:
+        """Coefficients `start` to `stop`, perhaps a view."""
+        if self.positions is None:
+            return self.values[start:stop]
+        bounds = torch.tensor([start, stop], device=self.positions.device)
+        low, high = torch.searchsorted(self.positions, bounds).tolist()
+        part = torch.zeros(stop - start, dtype=torch.float32, device=self.values.device)
+        return part.index_copy_(0, self.positions[low:high] - start, self.values[low:high])
 
 
 class Compressor(ABC):
@@ -62,6 +86,41 @@ class Compressor(ABC):
 
     def decompress(self, packet: Packet, spec: TensorSpec) -> Tensor:
         return self.restore(self.coefficients(packet, spec), spec)
+
+    def seeded(self, seed: int) -> Compressor:
+        """Itself with another seed for what all peers of a round draw alike, where there is such a thing."""
+        return self
+
+    # All tensors of a contribution at once: the same bits as one by one, in fewer calls.
+
+    def compress_all(self, tensors: Mapping[str, Tensor]) -> list[Packet]:
+        """In the order of the names; raises `ValueError` naming a tensor that is not finite."""
+        packets = []
+        for name in sorted(tensors):
+            try:
+                packets.append(self.compress(tensors[name]))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        return packets
+
+    def flatten(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> Flat:
+        """What every packet says, in the transform's domain."""
+        parts = [self.coefficients(packet, spec) for packet, spec in zip(packets, specs, strict=True)]
+        values = torch.cat(parts) if parts else torch.zeros(0)
+        return Flat(None, values, len(values))
+
+    def restore_all(self, coefficients: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """`coefficients`: flat, as those of `flatten`."""
+        sizes = self.coefficient_counts(specs)
+        parts = coefficients.split_with_sizes(sizes) if sizes else ()
+        return [self.restore(part, spec) for part, spec in zip(parts, specs, strict=True)]
+
+    def decompress_all(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        return [self.decompress(packet, spec) for packet, spec in zip(packets, specs, strict=True)]
+
+    def coefficient_counts(self, specs: Sequence[TensorSpec]) -> list[int]:
+        """How many coefficients stand for each tensor."""
+        return [prod(spec.shape) for spec in specs]
 
     @abstractmethod
     def pack(self, packets: list[Packet], specs: list[TensorSpec]) -> bytes:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # Slabs small enough for a CPU's second-level cache; an accelerator wants few large kernels.
-_SLAB_CPU = 1 << 18
+_SLAB_CPU = 1 << 17
 _SLAB_ACCELERATOR = 1 << 25
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import ceil, prod
 from typing import final
 
 import torch
 from torch import Tensor
 
-from compression.cosines import BASIS_BITS, integer_basis, real_basis
-from compression.slabs import positions, ranks, slab_elements
+from compression.cosines import real_basis
+from compression.exact import SparseTiles, inverse_tiles
+from compression.slabs import slab_elements
 
 DCT_LENGTH_MAX = 128
-COEFFICIENT_BITS = 24
-# Tiles whose largest coefficient is below 2^-80 come back as zeros, so that no result is a subnormal float32, which
-# some devices flush to zero and others do not.
-_FIELD_MIN = 127 - 80
+# The way back has float64 and two buffers in the cache.
+_INVERSE_SHARE = 2
 
 
 class Transform(ABC):
@@ -34,8 +33,25 @@ class Transform(ABC):
         """Flat float32 coefficients, shape (size,)."""
 
     @abstractmethod
+    def pieces(self, tensor: Tensor, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """The same in pieces that fit a cache, each with its start, a multiple of `multiple`; perhaps all in one."""
+
+    @abstractmethod
     def inverse(self, coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A float32 tensor of `shape`; bit for bit the same on every device and thread count."""
+
+    @abstractmethod
+    def inverse_sparse(self, indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The same bits as `inverse` of coefficients that are `values` at ascending `indices` and zero elsewhere."""
+
+    @abstractmethod
+    def inverse_all(self, coefficients: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        """The same bits as `inverse` of each tensor's part; small tensors with tiles of one size together."""
+
+    @property
+    @abstractmethod
+    def error_bound(self) -> float:
+        """Rounding alone: |inverse(forward(tensor)) - tensor| is at most this times |tensor| (Euclidean)."""
 
 
 @final
@@ -49,8 +65,26 @@ class Identity(Transform):
     def forward(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(torch.float32).reshape(-1)
 
+    def pieces(self, tensor: Tensor, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        flat = self.forward(tensor)
+        step = max(1, slab_elements(tensor.device) // max(1, multiple)) * max(1, multiple)
+        for start in range(0, max(1, len(flat)), step):
+            yield start, flat[start : start + step]
+
     def inverse(self, coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
         return coefficients.reshape(shape)
+
+    def inverse_sparse(self, indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        flat = torch.zeros(prod(shape), dtype=torch.float32, device=values.device)
+        return flat.index_copy_(0, indices, values).view(shape)
+
+    def inverse_all(self, coefficients: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        parts = coefficients.split_with_sizes([prod(shape) for shape in shapes]) if shapes else ()
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @property
+    def error_bound(self) -> float:
+        return 0.0
 
     def __str__(self) -> str:
         return "identity"
@@ -77,25 +111,88 @@ class Dct(Transform):
 
     def forward(self, tensor: Tensor) -> Tensor:
         tiling = Tiling.of(tuple(tensor.shape), self.length)
-        tensor = tensor.detach()
-        matrix = tiling.pad(tensor.reshape(tiling.rows, tiling.columns))
-        tiles = torch.empty(tiling.tiles, device=tensor.device, dtype=torch.float32)
-        for down, across in tiling.slabs(slab_elements(tensor.device)):
-            tiles[down, across] = _forward_tiles(tiling.cut(matrix, down, across).to(torch.float32))
-        return tiles.view(-1)
+        coefficients = torch.empty(tiling.size, device=tensor.device, dtype=torch.float32)
+        for start, piece in self._slabs(tensor, tiling):
+            coefficients[start : start + len(piece)] = piece
+        return coefficients
+
+    def pieces(self, tensor: Tensor, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        tiling = Tiling.of(tuple(tensor.shape), self.length)
+        if not tiling.size or (tiling.height * tiling.width) % multiple:
+            yield 0, self.forward(tensor)
+        else:
+            yield from self._slabs(tensor, tiling)
+
+    def _slabs(self, tensor: Tensor, tiling: Tiling) -> Iterator[tuple[int, Tensor]]:
+        matrix = tiling.pad(tensor.detach().reshape(tiling.rows, tiling.columns))
+        for start, down, across in tiling.slabs(slab_elements(tensor.device)):
+            tiles = _forward_tiles(tiling.cut(matrix, down, across).to(torch.float32))
+            yield start * tiling.height * tiling.width, tiles.reshape(-1)
 
     def inverse(self, coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
         tiling = Tiling.of(shape, self.length)
         device = coefficients.device
         if device.type == "mps":  # It has no float64.
             return self.inverse(coefficients.cpu(), shape).to(device)
-        tiles = coefficients.view(tiling.tiles)
+        tiles = coefficients.view(-1, tiling.height, tiling.width)
+        return self._assembled(lambda first, count: inverse_tiles(tiles[first : first + count]), tiling, shape, device)
+
+    def inverse_sparse(self, indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        tiling = Tiling.of(shape, self.length)
+        if values.device.type != "cpu" or min(tiling.height, tiling.width) == 1:
+            dense = torch.zeros(tiling.size, dtype=torch.float32, device=values.device)
+            return self.inverse(dense.index_copy_(0, indices, values), shape)
+        sparse = SparseTiles(indices, values, tiling.height, tiling.width)
+        return self._assembled(sparse.inverse, tiling, shape, values.device)
+
+    def inverse_all(self, coefficients: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        tilings = [Tiling.of(shape, self.length) for shape in shapes]
+        parts = coefficients.split_with_sizes([tiling.size for tiling in tilings]) if shapes else ()
+        if coefficients.device.type == "mps":
+            return [part.to(coefficients.device) for part in self.inverse_all(coefficients.cpu(), shapes)]
+        groups: dict[tuple[int, int], list[int]] = {}
+        restored: dict[int, Tensor] = {}
+        for place, tiling in enumerate(tilings):
+            if tiling.size > slab_elements(coefficients.device):
+                restored[place] = self.inverse(parts[place], shapes[place])
+            else:
+                groups.setdefault((tiling.height, tiling.width), []).append(place)
+        for (height, width), places in groups.items():
+            tiles = torch.cat([parts[place] for place in places]).view(-1, height, width)
+            joined = self._assembled_tiles(tiles)
+            first = 0
+            for place in places:
+                tiling = tilings[place]
+                count = tiling.down * tiling.across
+                matrix = torch.empty(tiling.padded, device=coefficients.device, dtype=torch.float32)
+                whole = tiling.cut(matrix, slice(None), slice(None))
+                whole.copy_(joined[first : first + count].view(whole.shape))
+                restored[place] = matrix[: tiling.rows, : tiling.columns].reshape(shapes[place])
+                first += count
+        return [restored[place] for place in range(len(shapes))]
+
+    def _assembled_tiles(self, tiles: Tensor) -> Tensor:
+        count, height, width = tiles.shape
+        joined = torch.empty(tiles.shape, device=tiles.device, dtype=torch.float32)
+        step = max(1, slab_elements(tiles.device) // _INVERSE_SHARE // (height * width))
+        for first in range(0, count, step):
+            joined[first : first + step] = inverse_tiles(tiles[first : first + step])
+        return joined
+
+    def _assembled(
+        self, inverse: Callable[[int, int], Tensor], tiling: Tiling, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor:
+        """`inverse(first, count)` gives that many tiles."""
         matrix = torch.empty(tiling.padded, device=device, dtype=torch.float32)
-        for down, across in tiling.slabs(slab_elements(device)):
-            slab = tiles[down, across]
-            restored = inverse_tiles(slab.reshape(-1, tiling.height, tiling.width))
-            tiling.cut(matrix, down, across).copy_(restored.view(slab.shape))
+        for start, down, across in tiling.slabs(slab_elements(device) // _INVERSE_SHARE):
+            target = tiling.cut(matrix, down, across)
+            target.copy_(inverse(start, target.shape[0] * target.shape[1]).view(target.shape))
         return matrix[: tiling.rows, : tiling.columns].reshape(shape)
+
+    @property
+    def error_bound(self) -> float:
+        """float32 sums of 64 terms each way forward, and coefficients rounded to 2^-24 of their tile's largest."""
+        return 2e-5
 
     def __str__(self) -> str:
         return f"dct({self.length})"
@@ -144,14 +241,14 @@ class Tiling:
         """A view of the padded matrix as tiles: (down, across, height, width)."""
         return matrix.view(self.down, self.height, self.across, self.width).permute(0, 2, 1, 3)[down, across]
 
-    def slabs(self, elements: int) -> Iterator[tuple[slice, slice]]:
-        """Ranges of tiles, down and across, of about `elements` elements."""
+    def slabs(self, elements: int) -> Iterator[tuple[int, slice, slice]]:
+        """Tiles that follow each other, about `elements` elements: the first's number, ranges down and across."""
         tiles = max(1, elements // (self.height * self.width))
         wide = min(self.across, tiles)
         high = max(1, tiles // max(1, wide))
         for top in range(0, self.down, high):
             for left in range(0, self.across, wide):
-                yield slice(top, top + high), slice(left, left + wide)
+                yield top * self.across + left, slice(top, top + high), slice(left, left + wide)
 
 
 def _forward_tiles(tiles: Tensor) -> Tensor:
@@ -160,104 +257,6 @@ def _forward_tiles(tiles: Tensor) -> Tensor:
     if width > 1:
         tiles = torch.mm(tiles.reshape(-1, width), _real(width, tiles.device).T).view(tiles.shape)
     return torch.matmul(_real(height, tiles.device), tiles) if height > 1 else tiles
-
-
-def inverse_tiles(tiles: Tensor) -> Tensor:
-    """(tiles, height, width) float32 coefficients to elements, exactly: equal bits whatever the order of the sums.
-
-    Each tile is scaled by a power of two and rounded to integers |q| <= 2^24; the basis is cosines x 2^22 rounded.
-    Both products then only ever add integers, and `_assert_exact` holds every partial sum below 2^53, where float64
-    addition is exact, hence associative: neither thread count nor blocking nor fused multiply-add can change a bit.
-    That also makes it safe to leave out rows of zeros where few are set, as after a top-k.
-    """
-    row_maxima = tiles.abs().amax(dim=2)
-    field = row_maxima.amax(dim=1).view(torch.int32) >> 23  # The biased exponent: the tile < 2^(field - 126).
-    exponent = (field - 126).view(-1, 1, 1)
-    occupied = (row_maxima > 0) & (field >= _FIELD_MIN)[:, None]
-    rows_max = int(occupied.sum(dim=1).max()) if len(tiles) else 0
-    if rows_max == 0:
-        return torch.zeros_like(tiles)
-    if rows_max <= tiles.shape[1] // 2:
-        return _inverse_rows(tiles, exponent, occupied, rows_max)
-    return inverse_dense(tiles, exponent)
-
-
-def inverse_dense(tiles: Tensor, exponent: Tensor) -> Tensor:
-    """All rows of all tiles; `exponent` (tiles, 1, 1): each tile is below 2^exponent."""
-    count, height, width = tiles.shape
-    _assert_exact(height, width)
-    rows = _inverse_width((tiles * _upscale(exponent)).view(-1, width)).view(count, height, width)
-    if height > 1:
-        rows = torch.matmul(_integer(height, tiles.device).T, rows)
-    return rows.to(torch.float32).mul_(_downscale(exponent, height))
-
-
-def _inverse_rows(tiles: Tensor, exponent: Tensor, occupied: Tensor, rows_max: int) -> Tensor:
-    """The same bits from the occupied rows alone: (tiles, height) says which; no tile has more than `rows_max`."""
-    count, height, width = tiles.shape
-    _assert_exact(height, width)
-    chosen = positions(occupied)
-    tile, row = chosen // height, chosen % height
-    place = tile * rows_max + ranks(tile, occupied.sum(dim=1))
-    rows = _inverse_width(tiles.view(-1, width)[chosen] * _upscale(exponent)[tile, 0])
-    table = rows.new_zeros(count * rows_max, width).index_copy_(0, place, rows).view(count, rows_max, width)
-    basis = rows.new_zeros(count * rows_max, height).index_copy_(0, place, _integer(height, tiles.device)[row])
-    sums = torch.bmm(basis.view(count, rows_max, height).transpose(1, 2), table)
-    return sums.to(torch.float32).mul_(_downscale(exponent, height))
-
-
-def _inverse_width(scaled: Tensor) -> Tensor:
-    """The pass along the width of rows scaled to |q| <= 2^24; integers as float64."""
-    integers = scaled.round_().to(torch.float64)
-    width = scaled.shape[1]
-    if width == 1:
-        return integers
-    return torch.mm(integers, _integer(width, scaled.device)).mul_(2.0**-BASIS_BITS).round_()
-
-
-def _upscale(exponent: Tensor) -> Tensor:
-    """Only moves exponents; a product that would be subnormal is far below 1/2 and rounds to zero either way."""
-    return _power_of_two(COEFFICIENT_BITS - exponent.clamp_min(_FIELD_MIN - 126))
-
-
-def _downscale(exponent: Tensor, height: int) -> Tensor:
-    """Applied to sums already rounded to float32: as no result is subnormal, the order makes no difference.
-
-    Zero for a tile below the smallest exponent.
-    """
-    bits = COEFFICIENT_BITS + (BASIS_BITS if height > 1 else 0)
-    scale = _power_of_two((exponent - bits).clamp_min(-126))
-    return torch.where(exponent >= _FIELD_MIN - 126, scale, torch.zeros_like(scale))
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent as float32, from its bits: no `pow`, which a device may round. -126 <= exponent <= 127."""
-    return ((exponent + 127) << 23).view(torch.float32)
-
-
-@cache
-def _assert_exact(height: int, width: int) -> None:
-    """The bound behind exactness. With L(n) = max_i sum_u |basis[u, i]| (at most 2^22 sqrt(2n) + n/2), the sums of
-    the first pass are at most 2^24 L(width), its results at most 2^24 L(width) / 2^22 + 1, and the sums of the second
-    pass at most that times L(height): 2^51.7 for 64 x 64 and below 2^53 up to 128 x 128.
-    """
-    first = 2**COEFFICIENT_BITS * _column_sum_max(width)
-    second = (first // 2**BASIS_BITS + 1) * _column_sum_max(height)
-    assert first < 2**53
-    assert second < 2**53
-
-
-@cache
-def _column_sum_max(length: int) -> int:
-    if length == 1:
-        return 1 << BASIS_BITS
-    basis = integer_basis(length)
-    return max(sum(abs(row[i]) for row in basis) for i in range(length))
-
-
-@lru_cache(maxsize=1024)
-def _integer(length: int, device: torch.device) -> Tensor:
-    return torch.tensor(integer_basis(length), dtype=torch.float64, device=device)
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
@@ -19,7 +19,7 @@ from anyio.abc import ByteStream, TaskGroup
 
 from network.background import open_background, run_handler
 from network.seam import Handler, Network, PeerID, PeerUnreachable
-from network.simulated_stream import Port, SimulatedStream
+from network.simulated_stream import Port, SimulatedStream, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,11 @@ class World:
     `bytes_sent` and `bytes_received` count payload bytes by peer, from the world's beginning.
     """
 
-    def __init__(self, seed: int, config: WorldConfig | None = None) -> None:
+    def __init__(self, seed: int, config: WorldConfig | None = None, tap: Tap | None = None) -> None:
         self.config = config or WorldConfig()
+        self.tap = tap
+        self.dial_loss = self.config.dial_loss
+        """May change at any time."""
         self.rng = random.Random(seed)
         self.bytes_sent: dict[PeerID, int] = defaultdict(int)
         self.bytes_received: dict[PeerID, int] = defaultdict(int)
@@ -133,6 +136,22 @@ class World:
         self._frozen.discard(peer)
         self._cut_changed()
 
+    def kill_daemon(self, peer: PeerID) -> None:
+        """Breaks `peer`'s streams as a crash does; until `revive_daemon` it can neither dial nor be dialled."""
+        network = self._networks.get(peer)
+        if network is not None:
+            network.lose_daemon()
+
+    def revive_daemon(self, peer: PeerID) -> None:
+        network = self._networks.get(peer)
+        if network is not None:
+            network.has_daemon = True
+
+    def break_streams(self, is_hit: Callable[[], bool]) -> None:
+        """Breaks both ends of each stream for which `is_hit` says so; asked once a stream, in a fixed order."""
+        for network in self._networks.values():
+            network.break_streams(is_hit)
+
     def is_cut(self, one: PeerID, other: PeerID) -> bool:
         """Whether a partition or a freeze lies between the two."""
         if self._frozen and (one in self._frozen or other in self._frozen):
@@ -167,6 +186,7 @@ class World:
             self.config.stream_bytes_max,
             self._count_sent,
             self._count_received,
+            self.tap,
         )
 
 
@@ -181,6 +201,7 @@ class SimulatedNetwork(Network):
         self._handlers: dict[str, Handler] = {}
         self._connected: set[PeerID] = set()
         self._up = True
+        self.has_daemon = True
         self._port = world.make_port(peer, access)
 
     @property
@@ -190,19 +211,19 @@ class SimulatedNetwork(Network):
     async def open_stream(self, peer: PeerID, protocol: str) -> ByteStream:
         world = self._world
         config = world.config
+        self._check_usable()
         link = world.link(self.peer_id, peer)
         known = peer in self._connected
         half_trip = link.delay_seconds + link.jitter_seconds * world.rng.random()
         seconds = half_trip * (1 if known else 2 * config.dial_round_trips - 1)
-        if seconds + half_trip > config.dial_seconds_max or (not known and world.rng.random() < config.dial_loss):
+        if seconds + half_trip > config.dial_seconds_max or (not known and world.rng.random() < world.dial_loss):
             await self._dial_in_vain(peer)
         await anyio.sleep(seconds)
         target = world.find(peer)
         if world.is_cut(self.peer_id, peer):
             await self._dial_in_vain(peer, seconds)
-        if not self._up:
-            raise PeerUnreachable(f"{self.peer_id} has crashed")
-        if target is None or not (known or target._access.dialable):
+        self._check_usable()
+        if target is None or not target.has_daemon or not (known or target._access.dialable):
             await anyio.sleep(half_trip)
             raise PeerUnreachable(f"{peer} refuses connections")
         self._connected.add(peer)
@@ -242,6 +263,19 @@ class SimulatedNetwork(Network):
         for stream in list(self._port.streams):
             stream.crash()
 
+    def lose_daemon(self) -> None:
+        self.has_daemon = False
+        self._forget_connections()
+        self._connected.clear()
+        for stream in list(self._port.streams):
+            stream.crash()
+
+    def break_streams(self, is_hit: Callable[[], bool]) -> None:
+        """Each stream belongs to the one of its ends that has the lower id."""
+        for stream in list(self._port.streams):
+            if self.peer_id < stream.other.peer and is_hit():
+                stream.break_both()
+
     def set_cuts(self) -> None:
         """Hold back what a partition or a freeze is in the way of, and deliver the rest."""
         for stream in self._port.streams:
@@ -253,6 +287,12 @@ class SimulatedNetwork(Network):
             if stream.is_stalled(self._world.config.stall_seconds_max):
                 self._connected.discard(stream.other.peer)
                 stream.break_both()
+
+    def _check_usable(self) -> None:
+        if not self._up:
+            raise PeerUnreachable(f"{self.peer_id} has crashed")
+        if not self.has_daemon:
+            raise PeerUnreachable(f"{self.peer_id} has no daemon just now")
 
     def _forget_connections(self) -> None:
         for peer in sorted(self._connected):
@@ -269,8 +309,8 @@ class SimulatedNetwork(Network):
         handler = self._handlers.get(protocol)
         if handler is None:
             return None
-        near = SimulatedStream(caller, link.delay_seconds, link.jitter_seconds)
-        far = SimulatedStream(self._port, link.delay_seconds, link.jitter_seconds)
+        near = SimulatedStream(caller, link.delay_seconds, link.jitter_seconds, protocol)
+        far = SimulatedStream(self._port, link.delay_seconds, link.jitter_seconds, protocol)
         near.other, far.other = far, near
         self._tasks.start_soon(run_handler, handler, caller.peer, far)
         return near

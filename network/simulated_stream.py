@@ -1,12 +1,13 @@
-"""One end of a simulated stream, and the port through which all streams of a peer share its bandwidth."""
+"""One end of a simulated stream, the port through which a peer's streams share its bandwidth, and the tap on them."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 import random
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,6 +15,18 @@ import anyio
 from anyio.abc import ByteStream
 
 from network.seam import PeerID
+
+
+class Tap(ABC):
+    """Sees all that is sent in a world, one `send` at a time, and decides how it fares."""
+
+    @abstractmethod
+    def fate(self, source: PeerID, target: PeerID, protocol: str, data: bytes) -> Sequence[float]:
+        """How many seconds later than usual each copy of `data` arrives: (0.0,) is once, in time."""
+
+    @abstractmethod
+    def sent(self, source: PeerID, target: PeerID, protocol: str, data: bytes) -> None:
+        """`data` is on its way; whoever crashes now has sent it."""
 
 
 @dataclass(eq=False)
@@ -27,6 +40,7 @@ class Port:
     stream_bytes_max: int
     count_sent: Callable[[PeerID, int], None]
     count_received: Callable[[PeerID, int], None]
+    tap: Tap | None = None
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     uplink_free: float = 0.0
     """The loop time at which all that was sent will have left."""
@@ -47,7 +61,8 @@ class SimulatedStream(ByteStream):
 
     other: SimulatedStream
 
-    def __init__(self, port: Port, delay_seconds: float, jitter_seconds: float) -> None:
+    def __init__(self, port: Port, delay_seconds: float, jitter_seconds: float, protocol: str = "") -> None:
+        self.protocol = protocol
         self._port = port
         self._delay_seconds = delay_seconds
         self._jitter_seconds = jitter_seconds
@@ -98,7 +113,7 @@ class SimulatedStream(ByteStream):
         self._check_sendable()
         start = 0
         while start < len(item):
-            if self._window == 0:
+            if self._window <= 0:
                 self._sender = self._port.loop.create_future()
                 try:
                     await self._sender
@@ -108,7 +123,7 @@ class SimulatedStream(ByteStream):
                 continue
             end = min(len(item), start + self._window)
             self._window -= end - start
-            self._post(bytes(item[start:end]))
+            self._hand_over(bytes(item if start == 0 and end == len(item) else item[start:end]))
             start = end
 
     async def send_eof(self) -> None:
@@ -158,14 +173,24 @@ class SimulatedStream(ByteStream):
     def is_stalled(self, seconds: float) -> bool:
         return self._cut_since is not None and self._port.loop.time() >= self._cut_since + seconds
 
-    def _post(self, item: bytes | _Signal) -> None:
+    def _hand_over(self, item: bytes) -> None:
+        tap, port = self._port.tap, self._port
+        if tap is None:
+            self._post(item)
+            return
+        target = self.other.peer
+        for seconds in tap.fate(port.peer, target, self.protocol, item):
+            self._post(item, seconds)
+        tap.sent(port.peer, target, self.protocol, item)
+
+    def _post(self, item: bytes | _Signal, late_seconds: float = 0.0) -> None:
         """Send `item` on its way: through the uplink, after all that waits there, then along the link."""
         port = self._port
         leaves = now = port.loop.time()
         if isinstance(item, bytes):
             leaves = port.uplink_free = max(now, port.uplink_free) + len(item) / port.uplink_bytes_per_second
             port.count_sent(port.peer, len(item))
-        arrival = leaves + self._delay_seconds
+        arrival = leaves + self._delay_seconds + late_seconds
         if self._jitter_seconds:
             arrival += self._jitter_seconds * port.rng.random()
         other = self.other

@@ -107,6 +107,7 @@ class TorchLearner(Learner):
         self._trainer = trainer
         self._held_out = held_out
         self._delta: dict[str, Tensor] | None = None
+        self._round_index = 0
         self._wanted: dict[str, Tensor] | None = None
 
     @property
@@ -122,6 +123,7 @@ class TorchLearner(Learner):
         self._state, self._owed = state, None
 
     def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+        self._round_index = round_index
         try:
             result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
         except Diverged:
@@ -133,7 +135,7 @@ class TorchLearner(Learner):
         assert self._delta is not None
         self._wanted = method.wanted(self.state, self._delta, self._rules.method)
         self._delta = None
-        return method.make_payload(self._wanted, self._rules.compressor)
+        return method.make_payload(self._wanted, self._rules.compressor.seeded(self._round_index))
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from averaging.merge import Merge, build_merge
-from compression.seam import Compressor, InvalidPacket, Packet, TensorSpec
+from compression.seam import Compressor, Flat, InvalidPacket, Packet, TensorSpec
 from optimizers.outer import build_outer
 from optimizers.presets import Method
 from optimizers.schedule import Schedule
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
+MERGED_AT_ONCE = 1 << 17
+"""Coefficients: all members' fit a cache."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
 
@@ -102,26 +106,18 @@ def wanted(state: TrainingState, delta: Tensors, method: Method) -> dict[str, Te
 
 def make_payload(wanted: Tensors, compressor: Compressor) -> bytes:
     """Every tensor compressed, in the order of the names; raises `ValueError` naming one with NaN or infinity."""
-    names = sorted(wanted)
-    packets = []
-    for name in names:
-        try:
-            packets.append(compressor.compress(wanted[name]))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return compressor.pack(packets, [TensorSpec.of(wanted[name]) for name in names])
+    return compressor.pack(compressor.compress_all(wanted), specs_of(wanted))
 
 
 def check_payload(payload: bytes, anchor: Tensors, compressor: Compressor) -> None:
     """Raises `InvalidPacket` unless the payload can be merged; the first thing to do with what a stranger sent."""
-    for name, packet in unpacked(payload, anchor, compressor).items():
-        check_values(name, compressor.values_of(packet))
+    flattened(payload, anchor, compressor)
 
 
 def decode(payload: bytes, anchor: Tensors, compressor: Compressor) -> dict[str, Tensor]:
     """The tensors that a payload says, as every receiver reads it."""
-    packets = unpacked(payload, anchor, compressor)
-    return {name: compressor.decompress(packet, TensorSpec.of(anchor[name])) for name, packet in packets.items()}
+    tensors = compressor.decompress_all(unpacked(payload, anchor, compressor), specs_of(anchor))
+    return dict(zip(sorted(anchor), tensors, strict=True))
 
 
 def apply_round(
@@ -142,19 +138,17 @@ def apply_round(
 
 
 def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
-    """The merged pseudo-gradient. One parameter is dense for all members at a time; the rest stays packets."""
-    packets = [unpacked(member.payload, anchor, rules.compressor) for member in members]
+    """The merged pseudo-gradient. A few coefficients are dense for all members at a time; the rest stays packets."""
+    flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     weights = [member.weight for member in members]
-    delta = {}
-    for name in sorted(anchor):
-        spec = TensorSpec.of(anchor[name])
-        values = []
-        for member_packets in packets:
-            check_values(name, rules.compressor.values_of(member_packets[name]))
-            coefficients = rules.compressor.coefficients(member_packets[name], spec)
-            values.append({name: coefficients.to(anchor[name].device)})
-        delta[name] = rules.compressor.restore(rules.merge.merge(values, weights)[name], spec)
-    return delta
+    merged = torch.empty(flat[0].size, dtype=torch.float32)
+    # Merging is coefficient by coefficient, so the pieces may be as small as a cache likes.
+    for start in range(0, len(merged), MERGED_AT_ONCE):
+        stop = min(start + MERGED_AT_ONCE, len(merged))
+        pieces = [{"": part.dense(start, stop)} for part in flat]
+        merged[start:stop] = rules.merge.merge(pieces, weights)[""]
+    restored = rules.compressor.restore_all(merged, specs_of(anchor))
+    return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
 
 
 def residual_after(payload: bytes, wanted: Tensors, anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
@@ -180,16 +174,27 @@ def moved_residual(
     return residual
 
 
-def unpacked(payload: bytes, anchor: Tensors, compressor: Compressor) -> Mapping[str, Packet]:
-    names = sorted(anchor)
-    packets = compressor.unpack(payload, [TensorSpec.of(anchor[name]) for name in names])
-    if len(packets) != len(names):
-        raise InvalidPacket(f"payload holds {len(packets)} tensors: the model has {len(names)}")
-    return dict(zip(names, packets, strict=True))
+def specs_of(tensors: Tensors) -> list[TensorSpec]:
+    """In the order of the names, as tensors travel."""
+    return [TensorSpec.of(tensors[name]) for name in sorted(tensors)]
 
 
-def check_values(name: str, values: Tensor) -> None:
-    """Raises `InvalidPacket` on NaN, infinity or an absurd size among the coefficients that were sent."""
+def unpacked(payload: bytes, anchor: Tensors, compressor: Compressor) -> list[Packet]:
+    packets = compressor.unpack(payload, specs_of(anchor))
+    if len(packets) != len(anchor):
+        raise InvalidPacket(f"payload holds {len(packets)} tensors: the model has {len(anchor)}")
+    return packets
+
+
+def flattened(payload: bytes, anchor: Tensors, compressor: Compressor) -> Flat:
+    """All coefficients that were sent; raises `InvalidPacket` on NaN, infinity or an absurd size among them."""
+    specs = specs_of(anchor)
+    flat = compressor.flatten(unpacked(payload, anchor, compressor), specs)
     # The comparison is false for NaN too.
-    if values.numel() and not bool((values.abs() <= COEFFICIENT_MAX).all()):
+    absurd = torch.logical_not(flat.values.abs() <= COEFFICIENT_MAX).nonzero().view(-1)
+    if len(absurd):
+        place = int(absurd[0]) if flat.positions is None else int(flat.positions[absurd[0]])
+        ends = list(accumulate(compressor.coefficient_counts(specs)))
+        name = sorted(anchor)[bisect_right(ends, place)]
         raise InvalidPacket(f"{name}: a coefficient is not a number of at most {COEFFICIENT_MAX:g}")
+    return flat

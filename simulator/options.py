@@ -66,6 +66,15 @@ class Tokens:
     processed: int
     merged: int
     lost: int
+    by_peer: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """The same three, by peer id; only virtual swarms know them."""
+
+
+def tokens_by_peer(tokens_of: Mapping[str, tuple[int, int]]) -> Tokens:
+    """From what each peer processed and the run merged of it."""
+    by_peer = {peer: (processed, merged, processed - merged) for peer, (processed, merged) in tokens_of.items()}
+    processed, merged, lost = (sum(each[at] for each in by_peer.values()) for at in range(3))
+    return Tokens(processed, merged, lost, by_peer)
 
 
 @dataclass(frozen=True, slots=True)

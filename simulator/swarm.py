@@ -1,14 +1,12 @@
-"""Production peers in one process on virtual time: simulated links, disks and crashes, and a check of every round.
+"""Production peers in one process on virtual time: simulated links, disks and faults, and a check of all they do.
 
 Everything from `peer.member` down is the code that real peers run; the seams are filled with simulated parts here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, final
 
 import anyio
@@ -20,98 +18,45 @@ from dht.facts import RunFact, SpecFact
 from dht.membership import MembershipConfig
 from network.identity import Signer
 from network.seam import PeerID
-from network.simulated import Access, Link, World, WorldConfig
+from network.simulated import World, WorldConfig
 from peer.learner import Learner
 from peer.loop import LoopConfig
 from peer.member import Member, MemberConfig, Parts, run_member
-from peer.reports import Left, Note, Report, RoundDone, Validated
+from peer.reports import Left, Report, RoundDone, Trained
+from simulator.checkers import Bounds, Checks, check_members
 from simulator.directory import SharedFacts, SimulatedDirectory
+from simulator.faults import Late
+from simulator.injector import Injector
+from simulator.liveness import break_and_mend, kill_regularly, watch
+from simulator.outcome import Outcome, SwarmConfig
+from simulator.phases import Phases
 from simulator.storage import SimulatedStorage
 from simulator.toy import Ledger, ToyLearner, ToySigner, VirtualWorker
+from simulator.vector import VectorLearner
 from simulator.virtual_time import wall_time
 
 ALONE_SECONDS_MAX = 60.0
 
 
-class Disagreement(AssertionError):
-    """Two peers committed different things: the one failure that must never be."""
-
-
-class NoProgress(AssertionError):
-    """The swarm committed nothing for longer than any fault explains."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SwarmConfig:
-    """What the world is like; rates are per virtual second and peer."""
-
-    peers: int = 4
-    rounds: int = 50
-    seed: int = 0
-    link: Link = field(default_factory=lambda: Link(0.02, 0.02))
-    access: Access = field(default_factory=Access)
-    dial_loss: float = 0.0
-    crash_rate: float = 0.0
-    churn_rate: float = 0.0
-    """The chance of each peer to crash in each round."""
-    down_seconds: float = 5.0
-    """After a crash a peer is back within twice so long."""
-    kill_every_seconds: float | None = None
-    """Crash one random peer this often."""
-    train_seconds: float = 0.5
-    speed_spread: float = 0.3
-    """Peers differ in speed by up to this fraction."""
-    start_peers: int | None = None
-    """Offers that the first round waits for; None for all that are there from the beginning."""
-    late_peers: int = 0
-    """So many of the peers, the last ones, join only after `late_seconds`."""
-    late_seconds: float = 10.0
-    snapshot_bytes: int = 4000
-    snapshot_seconds: float = 20.0
-    validate_rounds: int = 20
-    stall_seconds_max: float = 600.0
-    """No commit for so long means that the protocol hangs."""
-
-
-@final
-@dataclass
-class Outcome:
-    """What happened, for summaries and checks."""
-
-    rounds_committed: int = 0
-    restarts: int = 0
-    seconds: float = 0.0
-    trace: str = ""
-    """Hash of everything that was reported, in order: equal for equal seeds."""
-    members: float = 0.0
-    """Contributions per round, on average."""
-    validation: dict[int, float] = field(default_factory=dict)
-    fingerprints_equal: bool = False
-    tokens_processed: int = 0
-    tokens_merged: int = 0
-    bytes_sent: int = 0
-    packet_bytes_sent: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
 LearnerFactory = Callable[[PeerID], Learner]
+Script = Callable[["Swarm"], Coroutine[Any, Any, None]]
 
 
 async def run_swarm(
     config: SwarmConfig,
     make_learner: LearnerFactory | None = None,
-    make_signer: Callable[[int], Signer] = ToySigner,
+    make_signer: Callable[[int], Signer] | None = None,
     *,
     payload_bytes_max: int = 1 << 20,
     on_report: Callable[[PeerID, Report], None] = lambda peer, report: None,
-    script: Callable[[Swarm], Coroutine[Any, Any, None]] | None = None,
+    script: Script | None = None,
 ) -> Outcome:
-    """Runs until the goal; raises `Disagreement`, `NoProgress`, or `BooksWrong` with toy learners (the default).
+    """Runs until the goal; raises what the checks find: `Disagreement`, `NoProgress`, `Unbounded`, and `BooksWrong`
+    with toy learners (the default).
 
     `script` runs beside the peers, to break and mend what it wants.
     """
-    swarm = Swarm(config, make_learner, make_signer, payload_bytes_max, on_report)
+    swarm = Swarm(config, make_learner, make_signer, payload_bytes_max=payload_bytes_max, on_report=on_report)
     return await swarm.run(script)
 
 
@@ -122,47 +67,79 @@ class Swarm:
     def __init__(
         self,
         config: SwarmConfig,
-        make_learner: LearnerFactory | None,
-        make_signer: Callable[[int], Signer],
-        payload_bytes_max: int,
-        on_report: Callable[[PeerID, Report], None],
+        make_learner: LearnerFactory | None = None,
+        make_signer: Callable[[int], Signer] | None = None,
+        *,
+        payload_bytes_max: int = 1 << 20,
+        on_report: Callable[[PeerID, Report], None] = lambda peer, report: None,
     ) -> None:
         self.config = config
         self.rng = random.Random(config.seed)
-        self.world = World(self.rng.getrandbits(32), WorldConfig(link=config.link, dial_loss=config.dial_loss))
-        self.signers = [make_signer(number) for number in range(config.peers)]
-        self.facts = SharedFacts(wall_time, verify=self.signers[0].verify)
-        self.disks = [SimulatedStorage(random.Random(self.rng.getrandbits(32))) for _ in self.signers]
-        self.speeds = [1 + config.speed_spread * self.rng.uniform(-1, 1) for _ in self.signers]
         self.ledger = Ledger()
+        self.checker = Checks()
+        self.bounds = Bounds(config.peers)
+        self.phases = Phases(self._round_of)
+        rng = random.Random(self.rng.getrandbits(32))
+        self.injector = Injector(config.faults, config.faults_end, rng, self.phases, self.checker)
+        self.world = World(
+            self.rng.getrandbits(32), WorldConfig(link=config.link), self.injector if config.faults else None
+        )
+        self._make_signer = make_signer or self._toy_signer
+        self._num_identities = 0
+        self.numbers: dict[PeerID, int] = {}
+        self.signers: list[Signer] = []
+        self.disks: list[SimulatedStorage] = []
+        for number in range(config.peers):
+            self._new_identity(number)
+        self.facts = SharedFacts(wall_time, verify=self.signers[0].verify)
+        self.speeds = [1 + config.speed_spread * self.rng.uniform(-1, 1) for _ in self.signers]
         self.make_learner = make_learner or self.ledger.learner
         self.on_report = on_report
         self.run_fact = RunFact(sha256(b"simulated run").hex(), "simulated", self.signers[0].peer_id)
         self.spec_fact = SpecFact(b"simulated run", self.signers[0].peer_id, bytes(64))
         self.payload_bytes_max = payload_bytes_max
-        self.checker = _Checker()
         self.lives: dict[int, tuple[anyio.CancelScope, SimulatedDirectory]] = {}
         self.members: dict[int, Member] = {}
         self.packet_bytes = 0
         self.done: set[int] = set()
         self.restarts = 0
-        self.crashed: set[int] = set()
+        self.recovering: set[int] = set()
+        self.recoveries = 0
+        self.crashed: set[PeerID] = set()
+        """Whose work may be lost."""
         self.goal_reached = False
+        self.ending = False
         self.alone_since = 0.0
+        self.seconds = 0.0
+        self._late = {fault.peer: anyio.Event() for fault in config.faults if isinstance(fault, Late)}
+        self._away: dict[int, float] = {}
+        """For how long whoever goes now stays away."""
+        self._loses_disk: set[int] = set()
+        self._all_back = anyio.Event()
+        """No fault keeps anybody down any more."""
 
-    async def run(self, script: Callable[[Swarm], Coroutine[Any, Any, None]] | None = None) -> Outcome:
+    async def run(self, script: Script | None = None) -> Outcome:
+        try:
+            await self._run(script)
+        finally:
+            self.seconds = anyio.current_time()
+        return self.outcome()
+
+    async def _run(self, script: Script | None) -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(self.config.peers):
                 tasks.start_soon(self._live, number)
-            tasks.start_soon(self._watch)
+            tasks.start_soon(watch, self)
             if script is not None:
                 tasks.start_soon(script, self)
+            if self.config.faults or self.config.live_seconds is not None:
+                tasks.start_soon(break_and_mend, self)
             if self.config.kill_every_seconds is not None:
-                tasks.start_soon(self._kill_regularly, self.config.kill_every_seconds)
-            while len(self.done) < self.config.peers and not self._is_over():  # noqa: ASYNC110
+                tasks.start_soon(kill_regularly, self, self.config.kill_every_seconds)
+            while len(self.done) < self.config.peers and not self._is_over():
                 await anyio.sleep(0.25)
+                self.checker.raise_found()
             tasks.cancel_scope.cancel()
-        return self._outcome()
 
     def _is_over(self) -> bool:
         """Whether whoever is not done yet has nobody left to learn from: it was down when the others left."""
@@ -170,33 +147,68 @@ class Swarm:
             self.alone_since = anyio.current_time()
         return anyio.current_time() - self.alone_since > ALONE_SECONDS_MAX
 
+    # Lives.
+
     async def _live(self, number: int) -> None:
         """One peer through all its lives."""
         rng = random.Random(self.rng.getrandbits(32))
-        if number >= self.config.peers - self.config.late_peers:
-            await anyio.sleep(self.config.late_seconds)
-        while number not in self.done:
+        if number in self._late:
+            await self._late[number].wait()
+        while not (number in self.done or self.ending):
             directory = SimulatedDirectory(self.facts, rng)
             with anyio.CancelScope() as scope:
                 self.lives[number] = scope, directory
                 async with anyio.create_task_group() as tasks:
-                    if self.config.crash_rate:
-                        tasks.start_soon(self._crash_later, number, rng)
                     await self._one_life(number, directory, rng)
-                    self.done.add(number)
+                    if number not in self._away:
+                        self.done.add(number)
                     tasks.cancel_scope.cancel()
             self.lives.pop(number, None)
             self.members.pop(number, None)
             if number not in self.done:
-                self.restarts += 1
-                await anyio.sleep(rng.uniform(0, 2 * self.config.down_seconds))
+                await self._stay_away(number, rng)
+        self.done.add(number)
+
+    async def _stay_away(self, number: int, rng: random.Random) -> None:
+        self.restarts += 1
+        self.recovering.add(number)
+        usual = rng.uniform(0, 2 * self.config.down_seconds)
+        if number in self._loses_disk:
+            self._loses_disk.discard(number)
+            self._new_identity(number)
+        away = self._away.pop(number, None)
+        if away is None:
+            await anyio.sleep(usual)
+        else:
+            with anyio.move_on_after(away):
+                await self._all_back.wait()
+
+    def _new_identity(self, number: int) -> None:
+        """A key that nobody has had, and an empty disk."""
+        signer = self._make_signer(self._num_identities)
+        self._num_identities += 1
+        self.numbers[signer.peer_id] = number
+        disk = SimulatedStorage(
+            random.Random(self.rng.getrandbits(32)),
+            watch=lambda what, entries: self.injector.on_disk(number, what, entries),
+        )
+        self.signers[number : number + 1] = [signer]
+        self.disks[number : number + 1] = [disk]
+
+    def _toy_signer(self, number: int) -> Signer:
+        return ToySigner(number, self.ledger.units.history.listen)
 
     async def _one_life(self, number: int, directory: SimulatedDirectory, rng: random.Random) -> None:
         signer, learner = self.signers[number], self.make_learner(self.signers[number].peer_id)
-        speed = self.speeds[number]
+        injector, speed = self.injector, self.speeds[number]
 
         def cost(work: Callable[..., Any]) -> float:
-            return self.config.train_seconds * speed * rng.uniform(0.8, 1.25) if work == learner.train else 0.001
+            slow = injector.slowness(number)
+            return (
+                self.config.train_seconds * speed * slow * rng.uniform(0.8, 1.25)
+                if work == learner.train
+                else 0.001 * slow
+            )
 
         async with self.world.open_network(signer.peer_id, self.config.access) as network:
             parts = Parts(
@@ -205,18 +217,20 @@ class Swarm:
                 signer=signer,
                 storage=self.disks[number],
                 learner=learner,
-                worker=VirtualWorker(cost),
+                worker=VirtualWorker(cost, lambda: injector.is_frozen(number)),
                 rng=rng,
-                wall_time=wall_time,
+                wall_time=lambda: wall_time() + injector.skew(number),
             )
 
             def started(member: Member) -> None:
                 self.members[number] = member
+                if self.ending or number in self._away:
+                    member.loop.leave()
 
             try:
                 await run_member(parts, self._member_config(), lambda r: self._report(number, r), started)
-                if isinstance(learner, ToyLearner):
-                    self.ledger.check_left(learner, crashed=number in self.crashed)
+                if isinstance(learner, (ToyLearner, VectorLearner)):
+                    learner.check_left(crashed=signer.peer_id in self.crashed)
             finally:
                 if number in self.members:
                     self.packet_bytes += self.members[number].node.packet_bytes_sent
@@ -230,10 +244,10 @@ class Swarm:
                 payload_bytes_max=self.payload_bytes_max,
                 weight_max=1 << 40,
                 snapshot_bytes=config.snapshot_bytes,
-                start_peers=config.peers - config.late_peers if config.start_peers is None else config.start_peers,
+                start_peers=config.peers - len(self._late) if config.start_peers is None else config.start_peers,
             ),
             loop=LoopConfig(
-                rounds_goal=config.rounds,
+                rounds_goal=config.rounds if config.live_seconds is None else None,
                 validate_rounds=config.validate_rounds,
                 snapshot_seconds=config.snapshot_seconds,
                 linger_seconds_max=config.stall_seconds_max,
@@ -243,109 +257,115 @@ class Swarm:
             membership=MembershipConfig(),
         )
 
-    # Faults.
+    # Faults: what the injector does, and what goes on for ever.
 
-    async def _crash_later(self, number: int, rng: random.Random) -> None:
-        await anyio.sleep(rng.expovariate(self.config.crash_rate))
-        self.crash(number)
+    def peer_of(self, number: int) -> PeerID:
+        return self.signers[number].peer_id
 
-    async def _kill_regularly(self, seconds: float) -> None:
-        while True:
-            await anyio.sleep(seconds)
-            if self.lives:
-                self.crash(self.rng.choice(sorted(self.lives)))
+    def number_of(self, peer: PeerID) -> int:
+        return self.numbers[peer]
 
-    def crash(self, number: int) -> None:
-        """Ends a peer's life at this instant; its disk stays, and it is back soon."""
-        if self.goal_reached or number not in self.lives:
-            return
+    def all_numbers(self) -> Sequence[int]:
+        return range(self.config.peers)
+
+    def crash(self, number: int, seconds_down: float | None = None, *, loses_disk: bool = False) -> bool:
+        """Ends a peer's life at this instant; its disk stays, and it is back soon. False if it does not live."""
+        if self.goal_reached or self.ending or number not in self.lives:
+            return False
+        if loses_disk and not self.checker.records and number == 0:
+            return False  # The founder alone can begin the run.
         scope, directory = self.lives[number]
+        if scope.cancel_called:
+            return False
         self.checker.note(f"crash {number}")
-        self.crashed.add(number)
+        if seconds_down is not None:
+            self._away[number] = seconds_down
+        else:
+            self._away.pop(number, None)
+        if loses_disk:
+            self._loses_disk.add(number)
+        peer = self.peer_of(number)
+        self.crashed.add(peer)
         directory.is_cut = True
-        self.world.crash(self.signers[number].peer_id)
+        self.world.crash(peer)
         scope.cancel()
+        return True
 
-    async def _watch(self) -> None:
-        """Liveness: some round is committed within the bound, as long as the goal is not reached by all."""
-        while True:
-            before, before_done = self.checker.newest, len(self.done)
-            await anyio.sleep(self.config.stall_seconds_max)
-            if (self.checker.newest, len(self.done)) == (before, before_done):
-                raise NoProgress(f"seed {self.config.seed}: no commit after round {before}; {self._situations()}")
+    def leave(self, number: int, seconds_away: float) -> bool:
+        """Has a peer say goodbye, and come back."""
+        if self.goal_reached or self.ending or number not in self.lives or number in self._away:
+            return False
+        self._away[number] = seconds_away
+        if number in self.members:
+            self.members[number].loop.leave()
+        return True
 
-    def _situations(self) -> str:
+    def admit(self, number: int) -> None:
+        """Lets a late peer start."""
+        self._late[number].set()
+
+    def leave_all(self) -> None:
+        """The end of the run: everybody is told to leave, and nobody comes back."""
+        self.ending = True
+        for _, member in sorted(self.members.items()):
+            member.loop.leave()
+
+    def open_doors(self) -> None:
+        """Whoever is late or down through a fault comes now."""
+        self._all_back.set()
+        for event in self._late.values():
+            event.set()
+
+    def situations(self) -> str:
         now = anyio.current_time()
         return "; ".join(f"{n}: {m.node.engine.situation(now)}" for n, m in sorted(self.members.items()))
+
+    def _round_of(self, number: int) -> int:
+        """The one in the air."""
+        return self.members[number].node.head.round + 1 if number in self.members else 0
 
     # Checks.
 
     def _report(self, number: int, report: Report) -> None:
-        before = self.checker.newest
-        self.checker.observe(self.config.seed, number, report)
+        before, member = self.checker.newest, self.members[number]
+        self.checker.observe(number, self.peer_of(number), report, member.loop.applied)
+        if isinstance(report, RoundDone):
+            self.bounds.sample(number, member)
+            check_members(number, member, wall_time() + self.injector.skew(number))
+            if number in self.recovering:
+                self.recovering.discard(number)
+                self.recoveries += 1
+        elif isinstance(report, Left) and report.tokens_pending and number in self._away:
+            self.crashed.add(self.peer_of(number))  # What was offered in vain ends with the process.
         if self.checker.newest > before and self.config.churn_rate:
             for other in sorted(self.lives):
                 if self.rng.random() < self.config.churn_rate:
                     self.crash(other)
-        self.goal_reached |= self.checker.newest >= self.config.rounds
-        self.on_report(self.signers[number].peer_id, report)
+        self.goal_reached |= self.config.live_seconds is None and self.checker.newest >= self.config.rounds
+        self.on_report(self.peer_of(number), report)
+        if isinstance(report, RoundDone):
+            self.phases.happened(number, "committed", report.round)
+        elif isinstance(report, Trained):
+            self.phases.happened(number, "trained")
 
-    def _outcome(self) -> Outcome:
+    def outcome(self) -> Outcome:
+        """What happened so far."""
         checker = self.checker
+        merged = checker.merged()
+        rounds = checker.chain()
         return Outcome(
             rounds_committed=checker.newest,
             restarts=self.restarts,
-            seconds=anyio.current_time(),
+            recoveries=self.recoveries,
+            faults=dict(sorted(self.injector.done.items())),
+            seconds=self.seconds,
             trace=checker.trace.hexdigest(),
-            members=checker.contributions / max(1, checker.newest),
+            members=sum(len(record.members) for record in rounds) / max(1, len(rounds)),
             validation=checker.validation,
             fingerprints_equal=set(checker.left.values()) == {checker.newest},
-            tokens_processed=sum(checker.processed.values()),
-            tokens_merged=checker.merged,
+            tokens_of={peer: (done, merged.get(peer, 0)) for peer, done in sorted(checker.processed.items())},
             bytes_sent=sum(self.world.bytes_sent.values()),
             packet_bytes_sent=self.packet_bytes,
+            peaks=self.bounds.peaks,
             notes=checker.notes,
         )
-
-
-@final
-class _Checker:
-    """Looks at every report of every peer."""
-
-    def __init__(self) -> None:
-        self.rounds: dict[bytes, RoundDone] = {}
-        self.newest = 0
-        self.contributions = 0
-        self.merged = 0
-        self.processed: dict[tuple[int, int], int] = {}
-        self.validation: dict[int, float] = {}
-        self.left: dict[int, int] = {}
-        self.notes: list[str] = []
-        self.trace = hashlib.sha256()
-        self._life: dict[int, int] = {}
-
-    def observe(self, seed: int, number: int, report: Report) -> None:
-        self.note(f"{number} {report!r}")
-        if isinstance(report, RoundDone):
-            key = report.prev if report.members else report.head + b"recovery"
-            known = self.rounds.setdefault(key, report)
-            if (known.head, known.fingerprint) != (report.head, report.fingerprint):
-                raise Disagreement(
-                    f"seed {seed}, round {report.round}: peer {number} committed {report.head.hex()[:8]} {report.fingerprint.hex()[:8]}, not {known.head.hex()[:8]} {known.fingerprint.hex()[:8]}"
-                )
-            if report.round > self.newest:
-                self.newest, self.merged = report.round, report.tokens
-                self.contributions += len(report.members)
-            life = self._life.setdefault(number, 0)
-            if report.tokens_processed < self.processed.get((number, life), 0):
-                life = self._life[number] = life + 1
-            self.processed[number, life] = report.tokens_processed
-        elif isinstance(report, Validated):
-            self.validation[report.round] = report.loss
-        elif isinstance(report, Left):
-            self.left[number] = report.round
-        elif isinstance(report, Note):
-            self.notes.append(f"{number}: {report.text}")
-
-    def note(self, text: str) -> None:
-        self.trace.update(f"{anyio.current_time():.6f} {text}\n".encode())

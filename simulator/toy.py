@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, final
 
 import anyio
@@ -15,67 +15,31 @@ from network.identity import Signer, peer_id_of
 from network.seam import PeerID
 from peer.learner import Learner, Own, Trained
 from peer.worker import P, T, Worker
+from simulator.ledger import BooksWrong, Units
 
 UNITS_PER_ROUND = 10
 UNITS_PER_PACKET = 16
 """A packet says at most so much, like a compressor: the rest waits in the residual."""
-
-
-class BooksWrong(AssertionError):
-    """Work was merged twice, vanished, or was subtracted where it had never been: the residuals' one promise."""
+THAW_SECONDS = 0.25
+"""How soon a frozen worker notices that it is not any more."""
 
 
 @final
 class Ledger:
-    """What nobody in the swarm knows: all units ever made, and those merged by the one chain."""
+    """The books of a swarm of toy learners, and the place to get them from."""
 
     def __init__(self) -> None:
-        self.produced: dict[PeerID, int] = defaultdict(int)
-        self._merged: dict[bytes, Mapping[PeerID, int]] = {bytes(16): {}}
-        """Of each state that any chain came to: the units of each peer in it, as the bits of a number."""
+        self.units = Units(UNITS_PER_ROUND)
 
     def learner(self, me: PeerID) -> ToyLearner:
         return ToyLearner(me, self)
-
-    def produce(self, peer: PeerID) -> set[int]:
-        first = self.produced[peer]
-        self.produced[peer] += UNITS_PER_ROUND
-        return set(range(first, first + UNITS_PER_ROUND))
-
-    def merge(self, before: bytes, after: bytes, contributions: Sequence[Contribution]) -> None:
-        """Somebody goes from one state to another: nothing that a chain holds is merged into it again."""
-        if after in self._merged:
-            return
-        merged = dict(self._merged[before])
-        for contribution in contributions:
-            said, known = units_of(contribution.payload), merged.get(contribution.owner, 0)
-            again = [unit for unit in sorted(said) if known >> unit & 1]
-            if again:
-                raise BooksWrong(f"units {again} of {contribution.owner} are merged again")
-            if max(said, default=-1) >= self.produced[contribution.owner]:
-                raise BooksWrong(f"{contribution.owner} never made all that is merged")
-            merged[contribution.owner] = known | sum(1 << unit for unit in said)
-        self._merged[after] = merged
-
-    def merged(self, state: bytes, peer: PeerID) -> set[int]:
-        """The units of `peer` in the chain that came to `state`."""
-        bits = self._merged[state].get(peer, 0)
-        return {unit for unit in range(bits.bit_length()) if bits >> unit & 1}
-
-    def check_left(self, learner: ToyLearner, *, crashed: bool) -> None:
-        """At a peer's end: what waits was not merged, and without a crash all is either merged or waits."""
-        waiting, merged = learner.waiting(), self.merged(learner.state, learner.me)
-        if waiting & merged:
-            raise BooksWrong(f"{learner.me} would say {sorted(waiting & merged)} again")
-        lost = self.produced[learner.me] - len(merged) - len(waiting)
-        if lost and not crashed:
-            raise BooksWrong(f"{lost} units of {learner.me} vanished, and it never crashed")
 
 
 @final
 class ToyLearner(Learner):
     """Every round it produces units, and it treats them as `TorchLearner` treats tensors: what is trained is the delta,
-    a packet says a part of all that is wanted, the rest is the residual.
+    a packet says a part of all that is wanted, the rest is the residual. Whenever it begins to train, its books must
+    balance: what was made and is neither merged nor waiting was lost by an earlier process, and is no more than before.
     """
 
     def __init__(self, me: PeerID, ledger: Ledger | None = None) -> None:
@@ -83,16 +47,20 @@ class ToyLearner(Learner):
         self.state = bytes(16)
         self.units_merged = 0
         self.residual: set[int] = set()
-        self._ledger = ledger or Ledger()
+        self._books = (ledger or Ledger()).units
         self._delta: set[int] = set()
         self._wanted: set[int] | None = None
+        self._merged_mine = 0
+        self._lost: int | None = None
+        """None as long as this process may still find that an earlier one took work with it."""
 
     def waiting(self) -> set[int]:
         """All that was made and not said, or said in vain so far."""
         return self.residual | self._delta | (self._wanted or set())
 
     def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
-        self._delta = self._ledger.produce(self.me)
+        self._balance()
+        self._delta = self._books.produce(self.me)
         return Trained(UNITS_PER_ROUND, self.validation_loss())
 
     def pack(self) -> bytes:
@@ -101,32 +69,51 @@ class ToyLearner(Learner):
         return payload_of(sorted(self._wanted)[:UNITS_PER_PACKET])
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
-        before = self.state
         if contributions:
-            digest = hashlib.blake2b(before, digest_size=16)
-            for contribution in contributions:
-                digest.update(contribution.digest)
-                self.units_merged += len(units_of(contribution.payload))
-            self.state = digest.digest()
-            self._ledger.merge(before, self.state, contributions)
+            applied = self._books.apply(self.state, contributions, lambda: self._next_state(contributions), units_of)
+            self.state = applied.after
+            self.units_merged += sum(map(len, applied.said.values()))
+            self._merged_mine += len(applied.said.get(self.me, ()))
         if own is Own.SAID:
-            self.move([], [next(c.payload for c in contributions if c.owner == self.me)])
-        elif own is Own.FORGOTTEN:
-            self.move([], None)
-        elif own is Own.MISSED:
-            self.move([], [])
+            self.move([], [c.payload for c in contributions if c.owner == self.me])
+        elif own is not Own.NOTHING:
+            self.move([], None if own is Own.FORGOTTEN else [])
+
+    def _next_state(self, contributions: Sequence[Contribution]) -> bytes:
+        digest = hashlib.blake2b(self.state, digest_size=16)
+        for contribution in contributions:
+            digest.update(contribution.digest)
+        return digest.digest()
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
-        kept = set() if joined is None else self.residual if self._wanted is None else self._wanted
-        back = set().union(*map(units_of, left)) if left else set()
-        if kept & back:
-            raise BooksWrong(f"{self.me} wants {sorted(kept & back)} twice")
-        kept = kept | back
-        for said in map(units_of, joined or ()):
-            if said - kept:
-                raise BooksWrong(f"{self.me} subtracts {sorted(said - kept)}, which it did not want to say")
-            kept = kept - said
-        self.residual, self._wanted = kept, None
+        waiting = self.residual if self._wanted is None else self._wanted
+        if joined is None:
+            self._lost = None  # An earlier process said it, and took with it what it did not say.
+            waiting, joined = set(), ()
+        back: set[int] = set().union(*map(units_of, left))
+        if waiting & back:
+            raise BooksWrong(f"{self.me} gets {sorted(waiting & back)} back, which waits here already")
+        waiting = waiting | back
+        for said in map(units_of, joined):
+            if said - waiting:
+                raise BooksWrong(f"{self.me} subtracts {sorted(said - waiting)}, which it did not want to say")
+            waiting = waiting - said
+        self.residual, self._wanted = waiting, None
+
+    def _balance(self) -> None:
+        lost = self._books.produced[self.me] - self._merged_mine - len(self.waiting())
+        if lost < 0 or self._lost not in (None, lost):
+            raise BooksWrong(f"{lost} units of {self.me} are lost, and {self._lost} were before")
+        self._lost = lost
+
+    def check_left(self, *, crashed: bool) -> None:
+        """At a peer's end: what waits was not merged, and without a crash all is either merged or waits."""
+        self._balance()
+        again = self.waiting() & self._books.merged(self.me, self.state)
+        if again:
+            raise BooksWrong(f"{self.me} would say {sorted(again)} again")
+        if self._lost and not crashed:
+            raise BooksWrong(f"{self._lost} units of {self.me} vanished, and it never crashed")
 
     def fingerprint(self) -> bytes:
         return self.state
@@ -146,6 +133,7 @@ class ToyLearner(Learner):
 
     def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
         self.state, self.units_merged, residual = msgpack.unpackb(files["toy"])
+        self._merged_mine = len(self._books.merged(self.me, self.state))
         if own:
             self.residual = set(residual)
         elif self._wanted is not None:
@@ -162,25 +150,31 @@ def payload_of(units: Iterable[int]) -> bytes:
     return packed
 
 
-def units_of(payload: bytes) -> set[int]:
+# Every peer reads the same payloads.
+@lru_cache(maxsize=4096)
+def units_of(payload: bytes) -> frozenset[int]:
     """Raises `ValueError` or `TypeError` for what is not a list of numbers."""
     units: Any = msgpack.unpackb(payload)
     if not isinstance(units, list) or not all(type(unit) is int and unit >= 0 for unit in units):
         raise ValueError("not a list of unit numbers")
-    return set(units)
+    return frozenset(units)
 
 
 @final
 class ToySigner(Signer):
     """Signatures that anyone could forge, a hundred times faster than real ones: simulated peers are honest."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, on_sign: Callable[[PeerID, bytes], None] = lambda peer, message: None) -> None:
         self.peer_id = peer_id_of(hashlib.sha256(b"toy peer %d" % number).digest())
+        self._on_sign = on_sign
 
     def sign(self, message: bytes) -> bytes:
+        self._on_sign(self.peer_id, message)
         return _sign(self.peer_id, message)
 
-    def verify(self, peer: PeerID, message: bytes, signature: bytes) -> bool:
+    # The same function for every signer: who caches by it, caches for all.
+    @staticmethod
+    def verify(peer: PeerID, message: bytes, signature: bytes) -> bool:
         return _sign(peer, message) == signature
 
 
@@ -190,11 +184,16 @@ def _sign(peer: PeerID, message: bytes) -> bytes:
 
 @final
 class VirtualWorker(Worker):
-    """Runs at once, and lets virtual time pass for it: as long as `cost(work)` says."""
+    """Runs at once, and lets virtual time pass for it: as long as `cost(work)` says, and while `is_frozen`."""
 
-    def __init__(self, cost: Callable[[Callable[..., Any]], float]) -> None:
+    def __init__(
+        self, cost: Callable[[Callable[..., Any]], float], is_frozen: Callable[[], bool] = lambda: False
+    ) -> None:
         self._cost = cost
+        self._is_frozen = is_frozen
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         await anyio.sleep(self._cost(work))
+        while self._is_frozen():  # noqa: ASYNC110
+            await anyio.sleep(THAW_SECONDS)
         return work(*args, **kwargs)

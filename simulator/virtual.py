@@ -20,9 +20,11 @@ from peer.learner import Learner
 from peer.method import initial_state, rules_of
 from peer.reports import Report, RoundDone, Trained, Validated
 from peer.spec import GroupPart, make_spec
-from simulator.options import SimulateOptions, Summary, Tokens
+from simulator.checkers import NoProgress
+from simulator.options import SimulateOptions, Summary, tokens_by_peer
+from simulator.outcome import Outcome, SwarmConfig
 from simulator.progress import Progress
-from simulator.swarm import NoProgress, Outcome, SwarmConfig, run_swarm
+from simulator.swarm import run_swarm
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
 TRAIN_SECONDS = 0.5
@@ -78,7 +80,7 @@ def run_virtual_swarm(
         )
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
-    return _summary(options, outcome, parameters, method.inner_steps, watch)
+    return _summary(options, outcome, parameters, method.inner_steps)
 
 
 def _access(bandwidth_mbit: float | None) -> Access:
@@ -100,25 +102,21 @@ class _Watch:
         self, options: SimulateOptions, dense: float, on_progress: Callable[[Progress], None], begun: float
     ) -> None:
         self.progress = Progress(peers_wanted=options.peers, rounds_goal=options.rounds, dense_bytes=dense)
-        self.processed = 0
         self.begun = begun
         self._on_progress = on_progress
-        self._lives: dict[PeerID, int] = {}
+        self._training: set[PeerID] = set()
         self._told_at = 0.0
 
     def see(self, peer: PeerID, report: Report) -> None:
         progress = self.progress
         if isinstance(report, Trained):
-            before = self._lives.get(peer, 0)
-            # A restarted peer counts from zero again.
-            self.processed += report.tokens_processed - (before if report.tokens_processed > before else 0)
-            self._lives[peer] = report.tokens_processed
+            self._training.add(peer)
         elif isinstance(report, Validated):
             progress.loss = report.loss
         elif isinstance(report, RoundDone) and report.round > progress.round:
             progress.round, progress.members = report.round, len(report.members)
             progress.train_loss, progress.fingerprint = report.train_loss, report.fingerprint.hex()
-            progress.peers = len(self._lives)
+            progress.peers = len(self._training)
         now = time.monotonic()
         if now - self._told_at >= PROGRESS_SECONDS:
             self._told_at = now
@@ -126,7 +124,7 @@ class _Watch:
             self._on_progress(progress)
 
 
-def _summary(options: SimulateOptions, outcome: Outcome, parameters: int, inner_steps: int, watch: _Watch) -> Summary:
+def _summary(options: SimulateOptions, outcome: Outcome, parameters: int, inner_steps: int) -> Summary:
     rounds = max(1, outcome.rounds_committed)
     return Summary(
         preset=options.preset,
@@ -141,7 +139,7 @@ def _summary(options: SimulateOptions, outcome: Outcome, parameters: int, inner_
         bytes_sent_per_peer_per_round=outcome.bytes_sent / options.peers / rounds,
         packet_bytes_sent_per_peer_per_round=outcome.packet_bytes_sent / options.peers / rounds,
         dense_bytes_per_peer_per_round=dense_bytes(parameters, inner_steps, options.peers),
-        tokens=Tokens(watch.processed, outcome.tokens_merged, watch.processed - outcome.tokens_merged),
+        tokens=tokens_by_peer(outcome.tokens_of),
         seconds=outcome.seconds,
         restarts=outcome.restarts,
     )

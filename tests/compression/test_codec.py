@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compression.bitstream import BitReader, Fields, Unary, bits_of, unzigzag, zigzag
 from compression.chain import Chain, parse_chain
-from compression.rice import BitReader, field_bits, unary_bits, unzigzag, zigzag
+from compression.header import header_of, layout_of
 from compression.seam import InvalidPacket, Packet, TensorSpec
 
 CHAINS = [
@@ -26,6 +27,10 @@ CHAINS = [
         "identity all bits(4)",
         "identity all bits(8)",
         "identity all fp32",
+        "dct(64) globaltopk(1/50) bits(2)",
+        "identity random(3/64) bits(2)",
+        "dct(8) mask(3/64) int(4)",
+        "identity topk(300/2000) e3m0",
     )
 ]
 SHAPES = [(), (9,), (0,), (20, 30), (64, 64), (7, 5, 3)]
@@ -71,7 +76,8 @@ def test_indices_cost_little_more_than_their_entropy(kept: int) -> None:
     chain = parse_chain(f"identity topk({kept}/4096) bits(1)")
     specs = specs_of([(1 << 18,)])
     scales = chain.values.blocks(kept << 6, chain.selection.alike) * 4 / 8
-    assert len(packed(chain, [(1 << 18,)])) - scales <= 1.03 * bound_bytes(chain, specs) + 4
+    head = len(header_of(str(chain), layout_of(specs)))
+    assert len(packed(chain, [(1 << 18,)])) - head - scales <= 1.03 * bound_bytes(chain, specs) + 4
 
 
 @pytest.mark.parametrize("kept", [8, 32])
@@ -82,7 +88,8 @@ def test_a_small_model_pays_little_overhead(kept: int) -> None:
     chain = parse_chain(f"dct(64) topk({kept}/4096) bits(1)")
     packets = [chain.compress(normal(*shape, seed=i) * 2.0 ** (i * 7 % 5 - 10)) for i, shape in enumerate(shapes)]
     specs = specs_of(shapes)
-    assert len(chain.pack(packets, specs)) <= 1.08 * bound_bytes(chain, specs)
+    head = header_of(str(chain), layout_of(specs))
+    assert len(chain.pack(packets, specs)) - len(head) <= 1.06 * bound_bytes(chain, specs)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
@@ -104,7 +111,8 @@ def same_bytes(chain: Chain, data: bytes) -> None:
         packets = chain.unpack(data, specs)
     except InvalidPacket as error:
         assert str(error).partition(":")[0] in {
-            "length", "version", "full", "counts", "scales", "indices", "levels", "header",
+            "length", "version", "chain", "layout", "coded", "full", "counts", "seeds", "scales", "indices", "levels",
+            "header",
         }  # fmt: skip
         return
     assert chain.pack(packets, specs) == data
@@ -127,7 +135,7 @@ def check_indices(packet: Packet, size: int) -> None:
 @given(data=st.binary(max_size=400))
 def test_random_bytes_raise_nothing_else(chain: Chain, data: bytes) -> None:
     same_bytes(chain, data)
-    same_bytes(chain, b"\x01" + data)
+    same_bytes(chain, header_of(str(chain), layout_of(specs_of(SHAPES))) + data)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
@@ -143,12 +151,13 @@ def test_mutated_packets_raise_nothing_else(chain: Chain, data: st.DataObject) -
 
 def test_random_bits_often_parse() -> None:
     """The fuzzing above reaches the depths: with exact lengths, some random bytes are valid packets."""
-    chain = parse_chain("identity topk(2/8) fp16")
+    chain = parse_chain("identity topk(2/8) bf16")
     rng = np.random.default_rng(0)
+    head = header_of(str(chain), layout_of(specs_of([(8,)])))
     accepted = 0
     for _ in range(500):
         try:
-            chain.unpack(b"\x01" + rng.bytes(5), specs_of([(8,)]))
+            chain.unpack(head + rng.bytes(5), specs_of([(8,)]))
             accepted += 1
         except InvalidPacket:
             pass
@@ -159,9 +168,12 @@ def test_random_bits_often_parse() -> None:
     ("data", "field"),
     [
         (b"", "version: missing"),
-        (b"\x02", "version: 2"),
+        (b"\x01", "version: 1"),
         (bytes(10**6), "length: 1000000"),
-        (b"\x01", "full: truncated"),
+        (b"\x02", "chain: truncated"),
+        (b"\x02\x00\x63", "chain: word 99"),
+        (b"\x02\x00\x03\x04\x40\x0a\x02\x12\x34", "chain: .* bits\\(2\\), this run has .* bits\\(1\\)"),
+        (b"\x02\x00\x03\x04\x40\x0a\x01\x12\x34", "layout: of tensors with other shapes or types"),
     ],
 )
 def test_the_error_names_the_field(data: bytes, field: str) -> None:
@@ -185,7 +197,7 @@ def test_no_tensors_and_empty_tensors_pack() -> None:
         for shapes in cases:
             specs = specs_of(shapes)
             data = chain.pack([chain.compress(torch.zeros(shape)) for shape in shapes], specs)
-            assert len(data) <= 3
+            assert len(data) <= 18
             assert len(chain.unpack(data, specs)) == len(shapes)
 
 
@@ -195,7 +207,7 @@ def test_the_bytes_are_what_the_wire_expects() -> None:
     packet = chain.compress(torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, -1.0, 0.0, 0.5] * 2))
     assert packet.indices is not None
     assert packet.indices.tolist() == [1, 5, 9, 13]
-    assert chain.pack([packet], specs_of([(16,)])).hex() == "01b54fda50"
+    assert chain.pack([packet], specs_of([(16,)])).hex() == "02000302080a0136dc9aa53f50"
 
 
 widths = st.lists(st.tuples(st.integers(0, 2**20 - 1), st.integers(0, 20)), max_size=50)
@@ -207,9 +219,9 @@ def test_bit_fields_come_back(pairs: list[tuple[int, int]], quotients: list[int]
     value = np.array([v & ((1 << w) - 1) for v, w in pairs], dtype=np.int64)
     unary = np.array(quotients, dtype=np.int64)
     zigzagged = zigzag(np.array(signed, dtype=np.int64))
-    bits = np.concatenate([field_bits(value, width), unary_bits(unary), unary_bits(zigzagged)])
+    bits = bits_of([Fields(value, width), Unary(unary), Unary(zigzagged)])
     reader = BitReader(np.packbits(bits).tobytes())
     assert reader.fields(width, "a").tolist() == value.tolist()
     assert reader.unary(len(unary), "b").tolist() == quotients
     assert unzigzag(reader.unary(len(signed), "c")).tolist() == signed
-    reader.finish("d")
+    assert reader.rest("d") == b""

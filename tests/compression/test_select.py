@@ -30,7 +30,7 @@ def reference(values: list[float], kept: int, chunk: int) -> list[int]:
 def test_ties_go_to_the_lowest_index(values: list[float], data: st.DataObject) -> None:
     chunk = data.draw(st.integers(1, 40))
     kept = data.draw(st.integers(1, chunk))
-    selected = TopK(kept, chunk).select(torch.tensor(values))
+    selected = TopK(kept, chunk).select(torch.tensor(values), len(values))
     assert selected is not None
     assert selected.tolist() == reference(values, kept, chunk)
 
@@ -51,7 +51,7 @@ def test_the_fast_way_equals_the_obvious_one(seed: int, kept: int, length: int, 
 def test_indices_ascend_within_the_capacity_of_each_chunk(size: int) -> None:
     selection = TopK(32, 4096)
     chunks = selection.chunks(size)
-    indices = selection.select(torch.randn(size, generator=torch.Generator().manual_seed(size)))
+    indices = selection.select(torch.randn(size, generator=torch.Generator().manual_seed(size)), size)
     assert chunks is not None
     assert indices is not None
     assert bool((indices.diff() > 0).all())
@@ -60,7 +60,7 @@ def test_indices_ascend_within_the_capacity_of_each_chunk(size: int) -> None:
 
 
 def test_all_selects_everything() -> None:
-    assert All().select(torch.zeros(3)) is None
+    assert All().select(torch.zeros(3), 3) is None
     assert All().chunks(3) is None
 
 

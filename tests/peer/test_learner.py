@@ -22,7 +22,8 @@ from peer.build import Built, build_with, chosen_device, dense_bytes
 from peer.data import Corpus, load_corpus
 from peer.learner import Learner, TorchLearner
 from peer.spec import RunSpec, make_spec
-from simulator.toy import BooksWrong, Ledger, ToyLearner, ToySigner, units_of
+from simulator.ledger import BooksWrong
+from simulator.toy import Ledger, ToyLearner, ToySigner, units_of
 
 SIGNERS = [ToySigner(number) for number in range(3)]
 ME, OTHER = SIGNERS[0], SIGNERS[1]
@@ -80,34 +81,58 @@ def test_a_snapshot_keeps_what_was_wanted_and_what_it_stands_for_is_not_said_aga
     payload = train_and_pack(learner)
     learner.load(donor.dump(shared_only=True), own=False)
     assert learner.waiting() == units_of(payload)
-    ledger.merge(1, [contribution(ME, payload)])
+    donor.apply(1, [contribution(ME, payload)], offered=False)
     learner.heard(payload)
     learner.load(donor.dump(shared_only=True), own=False)
     assert learner.waiting() == set()
+    learner.check_left(crashed=False)
 
 
 def test_the_ledger_sees_what_is_merged_twice_vanishes_or_never_was() -> None:
     ledger = Ledger()
-    learner = ledger.learner(ME.peer_id)
+    learner, other = ledger.learner(ME.peer_id), ledger.learner(OTHER.peer_id)
     payload = train_and_pack(learner)
-    ledger.merge(1, [contribution(ME, payload)])
-    ledger.merge(1, [contribution(ME, payload)])  # Somebody else applies the same round.
-    with pytest.raises(BooksWrong, match="two sets"):
-        ledger.merge(1, [])
+    other.apply(1, [contribution(ME, payload)], offered=False)
+    ledger.learner(OTHER.peer_id).apply(1, [contribution(ME, payload)], offered=False)  # The same round.
     with pytest.raises(BooksWrong, match="again"):
-        ledger.merge(2, [contribution(ME, payload)])
+        other.apply(2, [contribution(ME, payload)], offered=False)
     with pytest.raises(BooksWrong, match="never made"):
-        ledger.merge(3, [contribution(OTHER, payload)])
-    with pytest.raises(BooksWrong, match="would say"):
-        ledger.check_left(learner, crashed=False)
+        other.apply(3, [contribution(OTHER, payload)], offered=False)
+    with pytest.raises(BooksWrong, match="two contributions"):
+        other.apply(3, [contribution(ME, b"\x90"), contribution(ME, b"\x90")], offered=False)
+    learner.load(other.dump(shared_only=True), own=False)
+    with pytest.raises(BooksWrong, match="-10 units"):
+        learner.check_left(crashed=False)
     learner.heard(payload)
-    ledger.check_left(learner, crashed=False)
+    learner.check_left(crashed=False)
     lossy = ledger.learner(OTHER.peer_id)
     train_and_pack(lossy)
     lossy.heard(None)
     with pytest.raises(BooksWrong, match="vanished"):
-        ledger.check_left(lossy, crashed=False)
-    ledger.check_left(lossy, crashed=True)
+        lossy.check_left(crashed=False)
+    lossy.check_left(crashed=True)
+
+
+def test_the_ledger_refuses_what_nobody_signed() -> None:
+    ledger = Ledger()
+    history = ledger.units.history
+    signed = contribution(ToySigner(0, history.listen), b"\x90")
+    ledger.learner(ME.peer_id).apply(1, [signed], offered=False)
+    with pytest.raises(BooksWrong, match="never signed"):
+        ledger.learner(ME.peer_id).apply(1, [replace(signed, weight=11)], offered=False)
+
+
+def test_another_chain_may_merge_the_same_again() -> None:
+    """On a fork nothing of the other branch was heard."""
+    ledger = Ledger()
+    producer = ledger.learner(ME.peer_id)
+    payload = train_and_pack(producer)
+    one, two = ledger.learner(OTHER.peer_id), ledger.learner(OTHER.peer_id)
+    one.apply(1, [contribution(ME, payload)], offered=False)
+    two.apply(1, [contribution(OTHER, b"\x90")], offered=False)
+    two.apply(2, [contribution(ME, payload)], offered=False)
+    assert ledger.units.merged(ME.peer_id, one.state) == ledger.units.merged(ME.peer_id, two.state) == set(range(10))
+    assert one.state != two.state
 
 
 @given(st.binary(max_size=40))

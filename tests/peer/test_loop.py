@@ -14,7 +14,9 @@ from averaging.node import HEAD_FILE, commits_of
 from averaging.record import Hash, genesis
 from network.seam import PeerID
 from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
-from simulator.swarm import Outcome, Swarm, SwarmConfig, run_swarm
+from simulator.faults import Crash
+from simulator.outcome import Outcome, SwarmConfig
+from simulator.swarm import Swarm, run_swarm
 from simulator.virtual_time import run_virtual
 
 Seen = list[tuple[float, PeerID, Report]]
@@ -63,7 +65,8 @@ def test_who_leaves_is_missed_by_nobody(leaver: int) -> None:
 
 def test_inner_steps_are_reported_before_they_are_merged() -> None:
     """Who adds up what was processed and what was merged never finds more merged than processed."""
-    _, seen = run(SwarmConfig(peers=3, rounds=20, seed=2, crash_rate=0.05))
+    faults = tuple(Crash(float(at), at % 3, 2.0) for at in range(1, 20, 3))
+    _, seen = run(SwarmConfig(peers=3, rounds=30, seed=2, faults=faults, faults_end=20.0))
     processed: dict[tuple[PeerID, int], int] = {}
     lives: dict[PeerID, int] = {}
     for _, peer, report in seen:

@@ -1,0 +1,79 @@
+"""What a caller decides about a swarm on virtual time, and what it learns in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from network.simulated import Access, Link
+from simulator.faults import Fault
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SwarmConfig:
+    """What the world is like; seconds are virtual."""
+
+    peers: int = 4
+    rounds: int = 50
+    seed: int = 0
+    link: Link = field(default_factory=lambda: Link(0.02, 0.02))
+    access: Access = field(default_factory=Access)
+    faults: tuple[Fault, ...] = ()
+    faults_end: float = 0.0
+    """Then all faults stop, and whoever is down comes back."""
+    live_seconds: float | None = None
+    """None: the peers end at the goal of `rounds`. Else they have none: each must commit within so long after the end
+    of the faults, again and again until there are `rounds`; then all leave.
+    """
+    churn_rate: float = 0.0
+    """The chance of each peer to crash in each round, for ever."""
+    kill_every_seconds: float | None = None
+    """Crash one random peer this often, for ever."""
+    down_seconds: float = 5.0
+    """After such a crash a peer is back within twice so long."""
+    train_seconds: float = 0.5
+    speed_spread: float = 0.3
+    """Peers differ in speed by up to this fraction."""
+    start_peers: int | None = None
+    """Offers that the first round waits for; None for all that are there from the beginning."""
+    snapshot_bytes: int = 4000
+    snapshot_seconds: float = 20.0
+    validate_rounds: int = 20
+    stall_seconds_max: float = 600.0
+    """No commit for so long means that the protocol hangs."""
+
+
+@final
+@dataclass
+class Outcome:
+    """What happened, for summaries and checks."""
+
+    rounds_committed: int = 0
+    restarts: int = 0
+    recoveries: int = 0
+    """Restarts after which the peer committed again."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """How many of each kind happened."""
+    seconds: float = 0.0
+    trace: str = ""
+    """Hash of everything that was reported, in order: equal for equal seeds."""
+    members: float = 0.0
+    """Contributions per round, on average."""
+    validation: dict[int, float] = field(default_factory=dict)
+    fingerprints_equal: bool = False
+    tokens_of: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Processed and merged, by peer."""
+    bytes_sent: int = 0
+    packet_bytes_sent: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
+    """The largest sizes of queues and tables."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_processed(self) -> int:
+        return sum(processed for processed, _ in self.tokens_of.values())
+
+    @property
+    def tokens_merged(self) -> int:
+        return sum(merged for _, merged in self.tokens_of.values())

@@ -1,0 +1,175 @@
+"""A learner of 64 real numbers: the real learner, method and compressor under books that must balance to rounding."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from averaging.contribution import Contribution
+from compression.chain import parse_chain
+from network.seam import PeerID
+from optimizers.inner import InnerSettings
+from optimizers.outer import OuterSettings
+from optimizers.presets import Method
+from optimizers.schedule import Schedule
+from peer import method
+from peer.learner import Learner, Own, TorchLearner, Trained
+from peer.trainer import Trainer
+from simulator.ledger import BooksWrong, History
+
+SIZE = 64
+TOLERANCE = 1e-5
+"""Of what was produced in all: sums of float32 in another order differ by less."""
+METHOD = Method(
+    batch=1,
+    inner=InnerSettings(kind="none", lr=1.0, clip=0.0),
+    outer=OuterSettings(kind="sgd", lr=0.5),
+    schedule=Schedule(kind="constant", warmup=0),
+    error_feedback=True,
+    residual_decay=1.0,
+    chain="dct(8) topk(16/64) bits(4)",
+)
+"""Linear, so that work is conserved: no clipping, no decay, an outer step that adds."""
+NAME = "vector"
+PAYLOAD_BYTES_MAX = 4096
+
+
+class _Vector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(SIZE))
+
+
+def _loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Linear in the vector, so that its gradient is the batch."""
+    assert isinstance(model, _Vector)
+    return (model.vector * batch[0]).sum()
+
+
+@lru_cache(maxsize=1)
+def _rules() -> method.Rules:
+    return method.rules_of(METHOD, parse_chain)
+
+
+@final
+class VectorBooks:
+    """The books of a swarm of vectors, and the place to get learners from."""
+
+    def __init__(self) -> None:
+        self.history: History[Tensor] = History()
+        self.produced: dict[PeerID, Tensor] = defaultdict(_zeros)
+        self._drawn: dict[PeerID, int] = defaultdict(int)
+
+    def learner(self, me: PeerID) -> VectorLearner:
+        return VectorLearner(me, self)
+
+    def draw(self, peer: PeerID) -> Tensor:
+        """A gradient that nobody has had before, `(1, 64)`; it counts as produced."""
+        self._drawn[peer] += 1
+        seed = hashlib.blake2b(f"{peer} {self._drawn[peer]}".encode(), digest_size=7).digest()
+        drawn = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(int.from_bytes(seed, "big")))
+        self.produced[peer] = self.produced[peer] + drawn[0].double()
+        return drawn
+
+    def merged(self, owner: PeerID, state: bytes) -> Tensor:
+        said = [step.said[owner] for step in self.history.back_from(state) if owner in step.said]
+        return torch.stack(said).sum(0) if said else _zeros()
+
+
+@final
+class VectorLearner(Learner):
+    """`TorchLearner` with a check of every step: all that was produced is merged, waits here, or was lost with the
+    memory of an earlier process, and the anchor has moved by the mean of what was said.
+    """
+
+    def __init__(self, me: PeerID, books: VectorBooks) -> None:
+        self.me = me
+        model = _Vector()
+        state = method.initial_state(model, _rules())
+        trainer = Trainer(model, _loss, lambda round_index, step: books.draw(me), METHOD)
+        self.inner = TorchLearner(me, state, _rules(), trainer, [torch.ones(1, SIZE)])
+        self._books = books
+        self._lost: Tensor | None = None
+
+    def waiting(self) -> Tensor:
+        """All that was made and not said, or said in vain so far."""
+        inner = self.inner
+        held = inner._wanted if inner._wanted is not None else inner.state.residual
+        parts = [part[NAME].double() for part in (held, inner._delta or {}) if part]
+        return torch.stack(parts).sum(0) if parts else _zeros()
+
+    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+        self._balance()
+        return self.inner.train(round_index, should_stop)
+
+    def pack(self) -> bytes:
+        return self.inner.pack()
+
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
+        before, anchor = self.fingerprint(), self.inner.state.anchor[NAME]
+        if own is Own.FORGOTTEN:
+            self._lost = None  # An earlier process said it, and took with it what it did not say.
+        self.inner.apply(number, contributions, own)
+        if contributions and self._books.history.known(before, contributions) is None:
+            self._write_down(before, anchor, contributions)
+
+    def _write_down(self, before: bytes, anchor: Tensor, contributions: Sequence[Contribution]) -> None:
+        said = {
+            c.owner: method.decode(c.payload, {NAME: anchor}, _rules().compressor)[NAME].double() for c in contributions
+        }
+        self._books.history.add(before, contributions, self.fingerprint(), said)
+        mean = torch.stack(list(said.values())).mean(0)
+        expected = anchor.double() - METHOD.outer.lr * mean
+        self._check("the anchor", self.inner.state.anchor[NAME].double() - expected, expected)
+
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        if joined is None:
+            self._lost = None
+        self.inner.move(left, joined)
+
+    def _balance(self) -> None:
+        produced = self._books.produced[self.me]
+        lost = produced - self._books.merged(self.me, self.fingerprint()) - self.waiting()
+        if self._lost is not None:
+            self._check(f"the residual of {self.me}", lost - self._lost, produced)
+        self._lost = lost
+
+    def check_left(self, *, crashed: bool) -> None:
+        """At a peer's end: without a crash all that was made is either merged or waits."""
+        self._balance()
+        assert self._lost is not None
+        if not crashed:
+            self._check(f"the work of {self.me}", self._lost, self._books.produced[self.me])
+
+    def _check(self, what: str, difference: Tensor, scale: Tensor) -> None:
+        wrong, allowed = float(difference.abs().max()), TOLERANCE * (1 + float(scale.abs().max()))
+        if not wrong <= allowed:
+            raise BooksWrong(f"{what} is wrong by {wrong:.3g}, more than {allowed:.3g}")
+
+    def fingerprint(self) -> bytes:
+        return self.inner.fingerprint()
+
+    def validation_loss(self) -> float:
+        return self.inner.validation_loss()
+
+    def check(self, payload: bytes) -> None:
+        self.inner.check(payload)
+
+    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
+        return self.inner.dump(shared_only=shared_only)
+
+    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
+        return self.inner.load(files, own=own)
+
+    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
+        return self.inner.fingerprint_of(files)
+
+
+def _zeros() -> Tensor:
+    return torch.zeros(SIZE, dtype=torch.float64)

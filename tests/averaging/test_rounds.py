@@ -1,4 +1,4 @@
-"""What was said of a round stays said: through recoveries, moves to other chains and back, and rewritings of the disk."""
+"""What was said of a round stays said: through recoveries, moves to other chains and back, rewritings of the disk."""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ class CatchUp:
         self._signer = signer
         self._snapshot_bytes = snapshot_bytes
         self.base: Hash | None = None
+        self._source: PeerID | None = None
+        """Who gave the newest of what is pending."""
+        self._common: Hash | None = None
+        """A record up to which another chain is known to be the same as this peer's own: the parting is sought there."""
         self.pending: list[LogEntry] = []
         self.held: dict[Hash, Contribution] = {}
         self.is_lost = False
@@ -59,9 +63,15 @@ class CatchUp:
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
 
-    def lost(self, peer: PeerID) -> None:
+    def lost(self, peer: PeerID, head: Record) -> None:
         for known in (self._ahead, self._asked, self._doubted):
             known.pop(peer, None)
+        self._give_up(peer, head)
+
+    def _give_up(self, peer: PeerID, head: Record) -> None:
+        """Nothing more comes of `peer`: a parted chain that is not all here must not keep out others."""
+        if peer == self._source and self.pending and not self.follows(head) and not self.leads_away(head):
+            self._drop()
 
     @property
     def behind_since(self) -> float | None:
@@ -74,7 +84,7 @@ class CatchUp:
             return None
         return since + patience if self._asked_at is None else max(since + patience, self._asked_at + retry)
 
-    def whom_to_ask(self, now: float) -> PeerID:
+    def whom_to_ask(self, head: Record, now: float) -> PeerID:
         """The next in turn of those ahead; who was asked often and never delivered is no longer believed."""
         assert self._ahead
         self._asked_at = now
@@ -84,6 +94,7 @@ class CatchUp:
         self._asked[peer] = self._asked.get(peer, 0) + 1
         if self._asked[peer] > ASKED_IN_VAIN_MAX:
             self._doubt(peer, self._ahead[peer][1])
+            self._give_up(peer, head)
             self._doubted_until = now + DOUBT_SECONDS
         return peer
 
@@ -101,7 +112,8 @@ class CatchUp:
     def known(self, chain: Chain) -> tuple[Hash, ...]:
         """What to tell whoever is asked for the log."""
         known = chain.known()
-        return (self.pending[-1].record.hash, *known[:7], *known[8:]) if self.pending else known
+        first = self.pending[-1].record.hash if self.pending else self._common
+        return known if first is None else (first, *known[:7], *known[8:])
 
     def follows(self, head: Record) -> bool:
         """Whether what is pending follows the head: else it is a chain that parted from this peer's."""
@@ -116,6 +128,8 @@ class CatchUp:
             previous = chain.records[chain.round_of(log.after)]
             while entries and entries[0].record.hash in chain:
                 previous = entries.pop(0).record
+            if not entries and previous.round < log.round and previous.hash != self._common:
+                self._common, self._asked_at = previous.hash, None
         else:
             return None  # An answer to an older question.
         if self.pending and previous.hash == self.base:
@@ -130,6 +144,7 @@ class CatchUp:
             if len(self.pending) >= PENDING_MAX:
                 break
             self.pending.append(entry)
+            self._source = peer
             self._asked.pop(peer, None)
             self._asked_at = None  # There may be more at once.
             previous = entry.record
@@ -163,7 +178,7 @@ class CatchUp:
             self._doubt(peer, number)
 
     def _drop(self) -> None:
-        self.base, self.pending = None, []
+        self.base, self._common, self.pending = None, None, []
         self.held.clear()
 
     def leads_away(self, head: Record) -> bool:

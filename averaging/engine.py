@@ -133,7 +133,7 @@ class Engine:
 
     def disconnected(self, peer: PeerID) -> None:
         self._outbox.lost(peer)
-        self.catch_up.lost(peer)
+        self.catch_up.lost(peer, self.head)
         self._voting.clock.freed.pop(peer, None)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
@@ -196,7 +196,7 @@ class Engine:
                 self._outbox.send(peer, self._own_head(), now)
         ask_at = self.catch_up.ask_at(self._patience, self._retry)
         if ask_at is not None and ask_at <= now:
-            self._outbox.send(self.catch_up.whom_to_ask(now), GetLog(self.catch_up.known(self.chain)), now)
+            self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)
         for peer, digests in self._fetcher.ask(now, self._retry, self.links.__contains__).items():
             self._outbox.send(peer, Get(tuple(digests)), now)
         take_over_at = self._voting.take_over_at(self.rounds.timing, now)

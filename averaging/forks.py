@@ -66,8 +66,8 @@ class Recovery:
         rank = sorted(survivors, key=lambda peer: sha256(head.hash + peer.encode())).index(self._me)
         turn = max(8 * self._config.delay_seconds_min, 4 * timing.decide.high)
         # Whoever has just come back is heard out first: it may know what was decided.
-        newest = max((link.up for link in self._outbox.links.values()), default=now) + self._config.silence_seconds
-        return max(max(clock.started, self._awake_since) + wait + rank * turn, newest)
+        heard_out = [link.up + self._config.silence_seconds for link in self._outbox.links.values()]
+        return max([max(clock.started, self._awake_since) + wait + rank * turn, *heard_out])
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""

@@ -63,13 +63,14 @@ def encode_commit(record: Record, certificate: Certificate) -> bytes:
     return packed
 
 
-def encode_bridge(chain: Chain, number: int, head: Record) -> bytes:
-    """The records after round `number` up to and with `head`, as `read_list` reads them for `restore`."""
+def encode_bridge(chain: Chain, number: int) -> bytes:
+    """The records after round `number`, as `read_list` reads them for `restore`. All of them: votes on what they decided
+    are not in a journal that is begun now.
+    """
     entries = []
     for record, certificate in zip(chain.records[number + 1 :], chain.certificates[number + 1 :], strict=True):
         assert certificate is not None
-        if record.round <= head.round:
-            entries.append(encode_commit(record, certificate))
+        entries.append(encode_commit(record, certificate))
     packed: bytes = msgpack.packb(entries)
     return packed
 

@@ -204,14 +204,19 @@ class Node:
         return diverged
 
     async def save_snapshot(self, record: Record, files: dict[str, bytes]) -> None:
-        """Makes the state after `record` durable, and begins the journal anew."""
+        """Makes the state after `record` durable, and begins the journal anew. Does nothing if the log has left
+        `record` in between: what follows the `Fork` will be saved.
+        """
         async with self._writing:
             await self._flush()
+            if record.hash not in self.engine.chain:
+                return
             files = {**files, HEAD_FILE: record.hash}
             if self._bridge_from is not None:
-                files[BRIDGE_FILE] = journal.encode_bridge(self.engine.chain, self._bridge_from, record)
-            await self._storage.save_snapshot(files, self.engine.rounds.journal())
+                files[BRIDGE_FILE] = journal.encode_bridge(self.engine.chain, self._bridge_from)
+            # Before anything is awaited: the log may fork again while this is written.
             self._has_forked, self._bridge_from = False, None
+            await self._storage.save_snapshot(files, self.engine.rounds.journal())
             await self._flush()
 
     # The one task that decides.

@@ -1,4 +1,4 @@
-"""Gossip, the pure part: who meets whom in which round, how long it is worth waiting, how fast replicas mix.
+"""Gossip, the pure part: who meets whom in which round, and how long it is worth waiting.
 
 In this mode there is no chain and no quorum. Every peer holds a replica of its own; in each round it meets a few
 others, and those in one meeting move towards their common mean. Nobody coordinates: whom to meet follows from the
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -165,37 +164,3 @@ class GossipTiming:
         """How long one step of a meeting may take before the partner counts as gone."""
         known = 2 * self.exchanges.high if self.exchanges.count else config.first_seconds
         return min(max(known, config.seconds_min) * 2.0**self.misses, config.seconds_max)
-
-
-# How fast replicas mix.
-
-
-def variance_factor(size: int, mixing: float = 1.0, momentum: float = 0.0) -> float:
-    """By which the variance among many replicas shrinks in one round of groups of `size` drawn at random; >= 1: never.
-
-    With c = 1 - 1/size, V, C, M the second moments of a replica's distance x from the mean, of x times its momentum m,
-    and of m: m <- momentum * m - mixing * (x - its group's mean), x <- x + m gives
-      M' = momentum^2 M - 2 momentum mixing c C + mixing^2 c V
-      C' = momentum C - mixing c V + M'
-      V' = V + 2 (momentum C - mixing c V) + M'
-    and the factor is the largest eigenvalue of that map, found by iterating it. Without momentum and with mixing 1 it
-    is 1 / size.
-    """
-    share = 1 - 1 / size
-    v, c, m = 1.0, 0.0, 0.0
-    logarithm = 0.0
-    for step in range(2 * _ITERATIONS):
-        m = momentum**2 * m - 2 * momentum * mixing * share * c + mixing**2 * share * v
-        moved = momentum * c - mixing * share * v
-        v, c = v + 2 * moved + m, moved + m
-        scale = v + m
-        if not 0 < scale < 1e300:
-            return 0.0 if scale == 0 else float("inf")
-        v, c, m = v / scale, c / scale, m / scale
-        # A pair of complex eigenvalues makes single steps differ: average over the second half.
-        if step >= _ITERATIONS:
-            logarithm += math.log(scale)
-    return math.exp(logarithm / _ITERATIONS)
-
-
-_ITERATIONS = 400

@@ -157,7 +157,7 @@ class GossipTiming:
         cost, but a few answers must have the time to come.
         """
         trained = self.trained.mean / 2 if self.trained.times else config.first_seconds
-        answer = 4 * self.answers.high if self.answers.count else config.first_seconds
+        answer = 4 * self.answers.high if self.answers.count else config.first_seconds * 2.0**self.misses
         return min(max(trained, answer, config.seconds_min), config.seconds_max)
 
     def exchange_seconds(self, config: GossipConfig) -> float:

@@ -119,7 +119,7 @@ async def take_part(channel: Channel, terms: Terms, organiser: PeerID, invite: I
     channel.send(Payload(terms.mine.encoded))
     held = {terms.mine.owner: terms.mine}
     # The organiser may wait for others first, then it collects, then it sends.
-    seconds = invite.wait_milliseconds / 1000 + 2 * terms.exchange_seconds
+    seconds = 2 * terms.exchange_seconds + (invite.wait_milliseconds / 1000 if terms.group_size > 2 else 0.0)
     latest = anyio.current_time() + seconds
     has_said_held = False
     while True:
@@ -223,6 +223,8 @@ class Organised:
         self._decided = anyio.Event()
         self.begun_at: float | None = None
         """When somebody accepted: if `run` gives nothing afterwards, a meeting has broken."""
+        self.was_answered = False
+        """Somebody has said something, be it no."""
 
     @property
     def meeting(self) -> Hash:
@@ -357,6 +359,7 @@ class Organised:
         channel.send(self._invite)
         message = await channel.receive(None)  # The meeting's own deadline ends it.
         if message is not None:
+            self.was_answered = True
             self._host.saw_answer(anyio.current_time() - begun)
         if isinstance(message, Later):
             message = await channel.receive(None)

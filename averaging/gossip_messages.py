@@ -27,7 +27,7 @@ from network.seam import PeerID
 
 OVERHEAD_BYTES_MAX = 64 * 1024
 """A frame may be so much longer than a payload."""
-WAIT_MILLISECONDS_MAX = 3_600_000
+WAIT_MILLISECONDS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)

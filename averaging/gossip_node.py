@@ -8,7 +8,6 @@ it has kept, and invites others in an order drawn for the round. In the end it s
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections import OrderedDict, deque
@@ -20,16 +19,14 @@ from typing import final
 import anyio
 from anyio.abc import ByteStream
 
-from averaging.contribution import Contribution, parse_contribution, sign_contribution
-from averaging.gossip import NONCE_BYTES, GossipConfig, GossipTiming, candidates, group_of, is_prior, meeting_id
+from averaging.gossip import GossipConfig, GossipTiming, candidates, group_of, is_prior
 from averaging.gossip_channel import Channel, open_channel
 from averaging.gossip_meeting import Broken, InDoubt, Invitations, Met, Organised, Signal, Terms, met_by, take_part
-from averaging.gossip_messages import OVERHEAD_BYTES_MAX, Abort, Ask, Done, GossipMessage, Invite, Later, Refuse
-from averaging.record import Hash, Malformed
+from averaging.gossip_messages import Abort, Ask, Done, GossipMessage, Invite, Later, Refuse
+from averaging.gossip_voice import Said, Voice
+from averaging.record import Hash
 from network.identity import Signer
 from network.seam import Network, PeerID, PeerUnreachable
-
-log = logging.getLogger(__name__)
 
 PROTOCOL = "/peer/gossip/1"
 PARTNERS_KEPT = 16
@@ -40,10 +37,7 @@ PARTNERS_KEPT = 16
 class _Ready:
     """One call of `meet`."""
 
-    payload: bytes
-    weight: int
-    base: bytes
-    round: int
+    said: Said
     group: tuple[PeerID, ...]
     takes_anybody: bool = False
     claimed_by: object | None = None
@@ -87,14 +81,12 @@ class GossipNode:
         self.packet_bytes_sent = 0
         self.outcomes: OrderedDict[Hash, Done | None] = OrderedDict(outcomes or {})
         """Of meetings that this peer organised, oldest first."""
-        self.refusals: deque[tuple[PeerID, str]] = deque(maxlen=100)
+        self._voice = Voice(signer, config, rng, run_id=run_id, check=check)
         self._network = network
-        self._signer = signer
         self._config = config
         self._rng = rng
         self._run_id = run_id
         self._members = members
-        self._check = check
         self._protocol = f"{PROTOCOL}/{run_id[:16]}"
         self._kept: dict[PeerID, _Kept] = {}
         self._ready: _Ready | None = None
@@ -110,6 +102,11 @@ class GossipNode:
     def linked(self) -> list[PeerID]:
         """Those met lately."""
         return sorted(set(self._partners))
+
+    @property
+    def refusals(self) -> list[tuple[PeerID | None, str]]:
+        """Contributions that were no good, and why: the newest."""
+        return list(self._voice.refusals)
 
     async def run(self) -> None:
         """Answers invitations until cancelled."""
@@ -127,18 +124,18 @@ class GossipNode:
         for kept in self._kept.values():
             kept.chosen.set()
 
-    async def meet(self, payload: bytes, weight: int, base: bytes, round_: int, trained_seconds: float) -> Met:
-        """Says `payload` to a few others and returns what all of them said, this peer included; alone if there is
-        nobody (with `min_peers` above 1 it goes on looking instead).
+    async def meet(self, said: Said, trained_seconds: float) -> Met:
+        """Meets a few others and returns what all of them said, this peer included; alone if there is nobody (with
+        `min_peers` above 1 it goes on looking instead).
 
-        `weight` in tokens, `base` the fingerprint of the replica, `round_` the rounds that it has behind it,
-        `trained_seconds` how long its inner steps took. Takes a few times `GossipTiming.patience` at most, and
+        `said.weight` in tokens, `said.base` the fingerprint of the replica, `said.round` the rounds that it has behind
+        it, `trained_seconds` how long its inner steps took. Takes a few times `GossipTiming.patience` at most, and
         `exchange_seconds` for each step of a meeting.
         """
         config = self._config
         self.timing = self.timing.has_trained(trained_seconds)
-        group = group_of(self._network.peer_id, self._members(), round_, self._run_id, config.group_size)
-        self._ready = ready = _Ready(payload, weight, base, round_, group)
+        group = group_of(self._network.peer_id, self._members(), said.round, self._run_id, config.group_size)
+        self._ready = ready = _Ready(said, group)
         try:
             while True:
                 ready.failures, ready.avoided = 0, set()
@@ -147,8 +144,8 @@ class GossipNode:
                     self._partners += [c.owner for c in met.contributions if c.owner != self._network.peer_id]
                     return met
                 if config.min_peers <= 1 or self._is_late():
-                    mine = self._sign(ready, self._draw_invite(ready, 0.0), self._network.peer_id)
-                    return Met(mine.prev, round_ + 1, (mine,))
+                    mine = self._voice.sign(said, self._voice.draw_invite(said, 0.0), self._network.peer_id)
+                    return Met(mine.prev, said.round + 1, (mine,))
         finally:
             self._ready = None
 
@@ -157,7 +154,7 @@ class GossipNode:
     async def _seek(self, ready: _Ready) -> Met | None:
         """Both stages once; a meeting that breaks leads to the second, with new patience."""
         me, config = self._network.peer_id, self._config
-        is_passed = self._passed.get(ready.group[0]) == ready.round
+        is_passed = self._passed.get(ready.group[0]) == ready.said.round
         if len(ready.group) > 1 and not ready.takes_anybody and not is_passed:
             is_organiser = ready.group[0] == me
             invited = ready.group[1:] if is_organiser else ()
@@ -184,7 +181,7 @@ class GossipNode:
         order: list[PeerID] = []
         for part in ([p for p in members if p not in lately], [p for p in members if p in lately]):
             count = self._config.invitations_max - len(order)
-            order += candidates(self._network.peer_id, part, ready.round, self._run_id, count)
+            order += candidates(self._network.peer_id, part, ready.said.round, self._run_id, count)
         return order
 
     async def _stage(
@@ -208,7 +205,7 @@ class GossipNode:
                 await self._signal.wait(min(until, self._latest) - now)
 
     async def _organise(self, ready: _Ready, invitations: Invitations) -> None:
-        invite = self._draw_invite(ready, invitations.until - anyio.current_time())
+        invite = self._voice.draw_invite(ready.said, invitations.until - anyio.current_time())
         organised = Organised(self, self._terms(ready, invite, self._network.peer_id), invite, self._signal)
         meeting = organised.meeting
         ready.organised = organised
@@ -227,6 +224,8 @@ class GossipNode:
         elif organised.begun_at is not None:
             ready.failures += 1
             ready.avoided |= organised.invited
+        elif not organised.was_answered and not self.is_claimed_elsewhere(organised):
+            self.saw_miss()
         if not self.is_claimed_elsewhere(organised):
             self._choose_kept()
 
@@ -236,42 +235,8 @@ class GossipNode:
     def _is_late(self) -> bool:
         return anyio.current_time() >= self._latest
 
-    def _draw_invite(self, ready: _Ready, seconds: float) -> Invite:
-        nonce = self._rng.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
-        return Invite(nonce, ready.round, int(1000 * max(0.0, seconds)))
-
-    def _sign(self, ready: _Ready, invite: Invite, organiser: PeerID) -> Contribution:
-        meeting = meeting_id(self._run_id, organiser, invite.round, invite.nonce)
-        return sign_contribution(self._signer, meeting, ready.weight, ready.base, False, ready.payload)
-
     def _terms(self, ready: _Ready, invite: Invite, organiser: PeerID) -> Terms:
-        config = self._config
-        return Terms(
-            mine=self._sign(ready, invite, organiser),
-            round=ready.round,
-            group_size=config.group_size,
-            members_min=max(2, config.min_peers),
-            exchange_seconds=self.timing.exchange_seconds(config),
-            round_leap_max=config.round_leap_max,
-            judge=self._judge,
-        )
-
-    def _judge(self, encoded: bytes, meeting: Hash, owner: PeerID | None) -> Contribution | None:
-        """See `Terms.judge`; a bad one is remembered."""
-        try:
-            contribution = parse_contribution(encoded, self._signer, self._frame_bytes_max)
-            if contribution.prev != meeting:
-                raise Malformed("contribution: it is for another meeting")
-            if owner not in (None, contribution.owner):
-                raise Malformed(f"contribution: it is of {contribution.owner}")
-            if not 0 < contribution.weight <= self._config.weight_max:
-                raise Malformed(f"contribution.weight: {contribution.weight} is not within {self._config.weight_max}")
-            self._check(contribution.payload)
-        except ValueError as error:
-            self.refusals.append((owner or PeerID(""), str(error)))
-            log.warning("refused what %s said in a meeting: %s", owner or "somebody", error)
-            return None
-        return contribution
+        return self._voice.terms(ready.said, invite, organiser, self.timing.exchange_seconds(self._config))
 
     # What a meeting that this peer organises needs of it (`gossip_meeting.Host`).
 
@@ -303,12 +268,8 @@ class GossipNode:
 
     # Being invited and asked.
 
-    @property
-    def _frame_bytes_max(self) -> int:
-        return self._config.payload_bytes_max + OVERHEAD_BYTES_MAX
-
     def _open(self, stream: ByteStream) -> AbstractAsyncContextManager[Channel]:
-        return open_channel(stream, self._frame_bytes_max, self._config.seconds_max, self._count)
+        return open_channel(stream, self._voice.frame_bytes_max, self._config.seconds_max, self._count)
 
     def _count(self, size: int, is_payload: bool) -> None:
         self.bytes_sent += size
@@ -409,7 +370,11 @@ class GossipNode:
         ]
         if not fitting:
             return
-        best = ready.group[0] if ready.group[0] in fitting else candidates(me, fitting, ready.round, self._run_id, 1)[0]
+        best = (
+            ready.group[0]
+            if ready.group[0] in fitting
+            else candidates(me, fitting, ready.said.round, self._run_id, 1)[0]
+        )
         kept = self._kept[best]
         kept.chosen_by, ready.claimed_by = ready, kept
         kept.chosen.set()

@@ -21,6 +21,7 @@ from averaging.gossip import GossipConfig
 from averaging.gossip_meeting import Met, Signal
 from averaging.gossip_messages import Done, encode_members, parse_members
 from averaging.gossip_node import GossipNode
+from averaging.gossip_voice import Said
 from averaging.record import INTEGER_MAX, Hash, Malformed, as_hash, as_integer, as_list, unpack_list
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from averaging.storage import Storage
@@ -79,6 +80,8 @@ class Members:
 
     def __init__(self) -> None:
         self.facts: dict[PeerID, MemberFact] = {}
+        self.look: Callable[[], None] = lambda: None
+        """Has them looked up soon."""
         self._signal = Signal()
 
     def update(self, facts: Mapping[PeerID, MemberFact]) -> None:
@@ -198,6 +201,7 @@ class GossipLoop:
             if waited > FOUND_SECONDS and not told:
                 told = True
                 self._report(Note(f"waiting for {self._gossip.start_peers} peers to begin with; {others + 1} are here"))
+            self._members.look()
             await self._members.wait_changed(1.0)
         if self._is_new and await self._take_replica():
             await self._refresh_served()
@@ -246,8 +250,8 @@ class GossipLoop:
     async def _meet(self, trained_seconds: float) -> None:
         payload = await self._worker.run(self._learner.pack)
         base = await self._worker.run(self._learner.fingerprint)
-        weight = max(1, self._pending_tokens)
-        met = await self._explained(payload, weight, base, trained_seconds)
+        said = Said(payload, max(1, self._pending_tokens), base, self.round)
+        met = await self._explained(said, trained_seconds)
         await self._worker.run(self._learner.apply, met.round, met.contributions, offered=True)
         before = self.head
         self.round, self.head = met.round, met.meeting
@@ -260,7 +264,7 @@ class GossipLoop:
             await self._validate()
         await self._save_if_due()
 
-    async def _explained(self, payload: bytes, weight: int, base: bytes, trained_seconds: float) -> Met:
+    async def _explained(self, said: Said, trained_seconds: float) -> Met:
         """The meeting; a long wait for it is explained."""
         async with anyio.create_task_group() as tasks:
 
@@ -271,7 +275,7 @@ class GossipLoop:
                     self._report(Note(f"round {self.round + 1}: looking for one of {others} others to meet"))
 
             tasks.start_soon(explain)
-            met = await self._node.meet(payload, weight, base, self.round, trained_seconds)
+            met = await self._node.meet(said, trained_seconds)
             tasks.cancel_scope.cancel()
         return met
 

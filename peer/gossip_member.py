@@ -103,6 +103,7 @@ async def run_gossip_member(
         ) as membership,
     ):
         member.membership = membership
+        members.look = membership.announce_now
         tasks.start_soon(node.run)
         tasks.start_soon(watch, membership, meet)
         tasks.start_soon(look_around, membership)

@@ -25,9 +25,9 @@ from peer.learner import Learner
 from peer.loop import LoopConfig
 from peer.member import MemberConfig, Parts
 from peer.reports import Left, Note, Report, RoundDone, Validated
+from simulator.checkers import Disagreement, NoProgress
 from simulator.directory import SharedFacts, SimulatedDirectory
 from simulator.storage import SimulatedStorage
-from simulator.swarm import Disagreement, NoProgress
 from simulator.toy import ToySigner, VirtualWorker
 from simulator.virtual_time import wall_time
 

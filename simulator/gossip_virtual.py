@@ -17,11 +17,11 @@ from peer.gossip_learner import GossipLearner
 from peer.learner import Learner
 from peer.reports import Report, RoundDone, Trained, Validated
 from peer.spec import RunSpec
+from simulator.checkers import NoProgress
 from simulator.gossip_swarm import GossipOutcome, GossipSwarmConfig, run_gossip_swarm
 from simulator.options import SimulateOptions, Summary, Tokens
 from simulator.progress import Progress
 from simulator.replicas import distance_max, mean_of
-from simulator.swarm import NoProgress
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
 TRAIN_SECONDS = 0.5

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cli.arguments import Command, Finite, NotFound, Setting, data_option
+from cli import scenarios
+from cli.arguments import Command, ExistingPath, Finite, NotFound, Setting, data_option
 from peer.errors import TrainingFailed
 from simulator.options import PEERS_MAX, SimulateOptions, Summary
 
 # Written out, for their own modules import torch, which takes seconds; a test holds them equal.
-PRESETS = ("allreduce", "diloco", "distro", "muloco", "sparseloco")
+PRESETS = ("allreduce", "diloco", "distro", "muloco", "noloco", "sparseloco")
 MODELS = ("gpt-nano", "gpt-mini", "gpt-small")
 ONLY_VIRTUAL = ("latency_ms", "bandwidth_mbit", "churn_rate")
 DEFAULTS = SimulateOptions()
 STDOUT = Path("-")
+SEEDS_MAX = 1_000_000
 
 
 class JsonFile(click.ParamType[Path]):
@@ -69,6 +72,19 @@ class JsonFile(click.ParamType[Path]):
     help="The share of the peers that leave and come back in a round, 0 to 1; with --virtual.",
 )
 @click.option(
+    "--scenario",
+    "scenario_file",
+    type=ExistingPath(),
+    metavar="FILE",
+    help="Run the swarm of toys and the faults that FILE describes (docs/SIMULATOR.md); with --virtual.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, SEEDS_MAX),
+    metavar="N",
+    help="Run N random scenarios, from that of --seed on, over all processors; with --virtual.",
+)
+@click.option(
     "--timeout",
     "timeout_seconds",
     default=DEFAULTS.timeout_seconds,
@@ -77,11 +93,22 @@ class JsonFile(click.ParamType[Path]):
     help="Give up after so long.",
 )
 @click.option("--json", "json_file", type=JsonFile(), metavar="FILE", help="Write the summary as JSON; - is stdout.")
-def command(*, settings: tuple[tuple[str, str], ...], virtual: bool, json_file: Path | None, **values: object) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    settings: tuple[tuple[str, str], ...],
+    virtual: bool,
+    json_file: Path | None,
+    scenario_file: Path | None,
+    seeds: int | None,
+    **values: object,
+) -> None:
     """Train with a swarm on this machine: real processes that talk over loopback, or virtual ones.
 
     It ends with what the swarm did: the loss, whether all peers hold the same model bit for bit, and how many bytes
-    they sent. Exits with 5 when the rounds did not all come, or the models differ.
+    they sent. Exits with 5 when the rounds did not all come, or the models differ (those of noloco may).
 
     \b
     Examples:
@@ -89,7 +116,11 @@ def command(*, settings: tuple[tuple[str, str], ...], virtual: bool, json_file: 
       peer simulate --peers 4 --rounds 20 --kill-every 20 --json summary.json
       peer simulate --virtual --peers 50 --latency 80 --bandwidth 20 --churn 0.1
       peer simulate --preset sparseloco --set inner_steps=10 outer.lr=0.7
+      peer simulate --virtual --seeds 100 --seed 1
     """
+    if scenario_file is not None or seeds is not None:
+        simulate_faults(ctx, scenario_file, seeds, json_file)
+        return
     given = {name: value for name, value in values.items() if value is not None}
     for name in ONLY_VIRTUAL:
         if name in given and not virtual:
@@ -98,11 +129,28 @@ def command(*, settings: tuple[tuple[str, str], ...], virtual: bool, json_file: 
     summary = simulated(options, virtual=virtual)
     click.echo(described(summary), err=json_file == STDOUT)
     if json_file is not None:
-        write_json(summary, json_file)
+        write_json(summary.as_json(), json_file)
     if summary.rounds_committed < options.rounds:
         raise TrainingFailed(f"{summary.rounds_committed} of {options.rounds} rounds were committed")
-    if not summary.fingerprints_equal:
+    if not summary.fingerprints_equal and summary.mode == "consensus":
         raise TrainingFailed("the peers ended with different models")
+
+
+def simulate_faults(ctx: click.Context, scenario_file: Path | None, seeds: int | None, json_file: Path | None) -> None:
+    """One scenario from a file, or many random ones; raises `TrainingFailed` unless all held."""
+    if not ctx.params["virtual"]:
+        named = "--scenario" if scenario_file is not None else "--seeds"
+        raise click.UsageError(f"{named} is for --virtual: only there faults can be made, and made again")
+    if scenario_file is not None and seeds is not None:
+        raise click.UsageError("--scenario and --seeds: one scenario from a file, or many random ones")
+    if scenario_file is not None:
+        summary = scenarios.simulate_scenario(ctx, scenario_file, json_file)
+    else:
+        assert seeds is not None
+        summary = scenarios.simulate_seeds(ctx, ctx.params["seed"], seeds, json_file)
+    if json_file is not None:
+        write_json(summary, json_file)
+    scenarios.fail_if(summary)
 
 
 def simulated(options: SimulateOptions, *, virtual: bool) -> Summary:
@@ -119,8 +167,8 @@ def simulated(options: SimulateOptions, *, virtual: bool) -> Summary:
         return run_local_swarm(options, show)
 
 
-def write_json(summary: Summary, file: Path) -> None:
-    text = json.dumps(summary.as_json(), indent=2)
+def write_json(summary: Mapping[str, object], file: Path) -> None:
+    text = json.dumps(summary, indent=2)
     if file == STDOUT:
         click.echo(text)
     else:
@@ -133,6 +181,8 @@ def described(summary: Summary) -> str:
     dense, sent = summary.dense_bytes_per_peer_per_round, summary.bytes_sent_per_peer_per_round
     times = f", {dense / sent:,.0f} times more" if sent > 0 else ""
     same = "the same bits at every peer" if summary.fingerprints_equal else "DIFFERENT between peers"
+    if summary.replicas_apart is not None:
+        same = f"one replica a peer, at most {summary.replicas_apart:.2%} of their norm apart"
     return "\n".join(
         (
             f"{summary.rounds_committed} rounds committed by {summary.peers} peers in {summary.seconds:.1f} s "

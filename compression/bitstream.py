@@ -6,6 +6,7 @@ one). The low bits of all numbers come first, then all quotients, so that both d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from compression.seam import InvalidPacket
 
 Integers = NDArray[np.int64]
-BitArray = NDArray[np.uint8]
+Bytes = NDArray[np.uint8]
+_UNARY_SHIFT = 5
 FIELD_BITS_MAX = 56
 """A field and the seven bits before it fit 64 bits."""
 
@@ -45,35 +47,48 @@ class Unary:
     values: Integers
 
 
-def bits_of(parts: list[Fields | Unary]) -> BitArray:
-    """One element a bit; consecutive fields are expanded together."""
-    arrays: list[BitArray] = []
-    fields: list[Fields] = []
+def as_fields(parts: Sequence[Fields | Unary]) -> Fields:
+    """All in one: a unary code is a field of value 1, after fields of zeros where it is long."""
+    values: list[Integers] = []
+    widths: list[Integers] = []
     for part in parts:
         if isinstance(part, Fields):
-            fields.append(part)
+            values.append(part.values)
+            widths.append(part.widths)
             continue
-        arrays += [_field_bits(fields), _unary_bits(part.values)]
-        fields = []
-    return np.concatenate([*arrays, _field_bits(fields)])
+        zeros, rest = part.values >> _UNARY_SHIFT, part.values & ((1 << _UNARY_SHIFT) - 1)
+        ends = np.cumsum(zeros + 1) - 1
+        total = int(ends[-1]) + 1 if len(ends) else 0
+        value, width = np.zeros(total, dtype=np.int64), np.full(total, 1 << _UNARY_SHIFT, dtype=np.int64)
+        value[ends] = 1
+        width[ends] = rest + 1
+        values.append(value)
+        widths.append(width)
+    none = np.zeros(0, dtype=np.int64)
+    return Fields(np.concatenate([none, *values]), np.concatenate([none, *widths]))
 
 
-def _field_bits(fields: list[Fields]) -> BitArray:
-    if not fields:
-        return np.zeros(0, dtype=np.uint8)
-    values = np.concatenate([part.values for part in fields])
-    widths = np.concatenate([part.widths for part in fields])
+def packed(fields: Fields) -> bytes:
+    """The fields' bits and zeros to the end of the byte. Those of one 64-bit word follow each other: they are added."""
+    some = fields.widths > 0
+    widths = fields.widths[some].astype(np.uint64)
+    values = fields.values[some].astype(np.uint64)
+    if not len(widths):
+        return b""
     ends = np.cumsum(widths)
-    total = int(ends[-1]) if len(ends) else 0
-    shifts = np.repeat(ends, widths) - np.arange(1, total + 1)
-    return ((np.repeat(values, widths) >> shifts) & 1).astype(np.uint8)
-
-
-def _unary_bits(quotients: Integers) -> BitArray:
-    ends = np.cumsum(quotients + 1)
-    bits = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    bits[ends - 1] = 1
-    return bits
+    total = int(ends[-1])
+    starts = ends - widths
+    word = (starts >> np.uint64(6)).astype(np.int64)
+    over = (starts & np.uint64(63)) + widths  # Where the field ends, counted from its word's start.
+    spills = over > np.uint64(64)
+    left = np.where(spills, np.uint64(0), np.uint64(64) - over)
+    right = np.where(spills, over - np.uint64(64), np.uint64(0))
+    first = np.flatnonzero(np.diff(word, prepend=-1))
+    words = np.zeros(int(word[-1]) + 2, dtype=np.uint64)
+    words[word[first]] = np.add.reduceat((values << left) >> right, first)
+    # At most one field spills into each word.
+    words[word[spills] + 1] += values[spills] << (np.uint64(64) - right[spills])
+    return words.astype(">u8").tobytes()[: -(-total // 8)]
 
 
 def best_parameter(mean: Integers) -> Integers:
@@ -97,7 +112,7 @@ class BitReader:
     """Reads a stranger's bits in order. Nothing it allocates exceeds a small multiple of what it was asked for."""
 
     def __init__(self, data: bytes) -> None:
-        self._bytes: BitArray = np.frombuffer(data + bytes(8), dtype=np.uint8)
+        self._bytes: Bytes = np.frombuffer(data + bytes(8), dtype=np.uint8)
         self._end = 8 * len(data)
         self._at = 0
 

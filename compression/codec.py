@@ -33,8 +33,9 @@ from compression.bitstream import (
     Fields,
     Integers,
     Unary,
-    bits_of,
+    as_fields,
     number_parts,
+    packed,
     read_numbers,
     unzigzag,
     zigzag,
@@ -129,11 +130,11 @@ def pack(packets: list[Packet], frame: Frame) -> bytes:
     else:
         parts += _scale_parts(packets, frame.values)
     codes = codes_of([packet.levels for packet in packets], frame.values)
-    bits = bits_of(parts)
-    levels, coded = _coded_or_plain(codes, frame.values, len(bits))
+    fields = as_fields(parts)
+    levels, table = _coded_or_plain(codes, frame.values, int(fields.widths.sum()))
     if frame.values.symbol_bits:
-        bits = np.concatenate([bits_of([Fields.one(len(coded) > 0, 1)]), bits, bits_of([*coded])])
-    return header_of(frame.name, frame.layout) + np.packbits(bits).tobytes() + levels
+        fields = as_fields([Fields.one(len(table) > 0, 1), fields, *table])
+    return header_of(frame.name, frame.layout) + packed(fields) + levels
 
 
 def _coded_or_plain(codes: NDArray[np.unsignedinteger], values: Values, bits: int) -> tuple[bytes, list[Fields]]:

@@ -19,9 +19,7 @@ from compression.seam import InvalidPacket
 PRECISION = 14
 SYMBOLS_MAX = 256
 # Symbols a lane: a lane costs about 24 bits more than its content, and few long lanes are slow.
-_LANE_SYMBOLS = 2048
-_LANE_SYMBOLS_FEW = 256
-_MANY = 1 << 18
+_LANE_SYMBOLS = ((1 << 18, 2048), (1 << 17, 1024), (1 << 14, 512), (0, 256))  # From so many symbols on.
 _LOW = 1 << 16
 _LOG_BITS = 16
 
@@ -103,7 +101,7 @@ def decode(data: bytes, count: int, scaled: Integers) -> Symbols:
 
 
 def _lanes(count: int) -> int:
-    return -(-count // (_LANE_SYMBOLS if count >= _MANY else _LANE_SYMBOLS_FEW))
+    return -(-count // next(length for least, length in _LANE_SYMBOLS if count >= least))
 
 
 @cache

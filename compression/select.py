@@ -122,7 +122,8 @@ class TopK(Selection):
     def select(self, coefficients: Tensor, size: int, start: int = 0) -> Tensor | None:
         chunks = _cut(size, self.kept, self.chunk)
         end = start + coefficients.numel()
-        whole = (min(end, max(0, chunks.count - 1) * chunks.length) - start) if chunks.count else 0
+        alike = chunks.count if chunks.tail == chunks.length else max(0, chunks.count - 1)
+        whole = min(end, alike * chunks.length) - start
         chosen: list[Tensor] = []
         table = coefficients[:whole].view(-1, max(1, chunks.length))
         step = max(1, slab_elements(coefficients.device) // max(1, chunks.length))
@@ -193,7 +194,7 @@ class Drawn(Selection):
 
     @property
     def alike(self) -> int | None:
-        return self.kept
+        return None  # A chunk is no more alike than its neighbours.
 
     def select(self, coefficients: Tensor, size: int, start: int = 0) -> Tensor | None:
         raise AssertionError("drawn, not selected")
@@ -232,16 +233,41 @@ def largest(magnitudes: Tensor, kept: int) -> Tensor:
         return positions(keep_largest(magnitudes, kept))
     groups = length // group
     maxima = magnitudes[:, : group * groups].view(rows, group, groups).amax(dim=1)
+    if magnitudes.device.type == "cpu":  # numpy compares and partitions several times faster here.
+        return torch.from_numpy(_largest_of_candidates(magnitudes.numpy(), maxima.numpy(), kept))
     bar = maxima.topk(kept, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     candidates = positions(magnitudes >= bar.clamp_min_(_SUBNORMAL_MIN))
     row = candidates // length
     per_row = torch.bincount(row, minlength=rows)
-    column = ranks(row, per_row)
     width = max(kept, int(per_row.max()))
-    table = magnitudes.new_zeros(rows, width)
-    place = row * width + column
-    table.view(-1)[place] = magnitudes.view(-1)[candidates]
-    return candidates[keep_largest(table, kept).view(-1)[place]]
+    place = row * width + ranks(row, per_row)
+    table = magnitudes.new_zeros(rows * width).index_copy_(0, place, magnitudes.view(-1)[candidates])
+    return candidates[keep_largest(table.view(rows, width), kept).view(-1)[place]]
+
+
+def _largest_of_candidates(
+    magnitudes: NDArray[np.float32], maxima: NDArray[np.float32], kept: int
+) -> NDArray[np.int64]:
+    rows, length = magnitudes.shape
+    bar = np.partition(maxima, maxima.shape[1] - kept, axis=1)[:, -kept, None]
+    candidates = np.flatnonzero(magnitudes >= np.maximum(bar, np.float32(_SUBNORMAL_MIN)))
+    values = magnitudes.reshape(-1)[candidates]
+    row = candidates // length
+    per_row = np.bincount(row, minlength=rows)
+    width = max(kept, int(per_row.max()))
+    table = np.zeros((rows, width), dtype=np.float32)
+    first = np.cumsum(per_row) - per_row
+    table.reshape(-1)[row * width + np.arange(len(row)) - first[row]] = values
+    least = np.partition(table, width - kept, axis=1)[:, width - kept][row]
+    keep = values >= least
+    if (np.bincount(row[keep], minlength=rows) > kept).any():  # Of equal ones the leftmost.
+        above, equal = values > least, values == least
+        room = kept - np.bincount(row[above], minlength=rows)
+        seen = np.cumsum(equal)
+        before = np.concatenate([np.zeros(1, dtype=np.int64), seen])[first]
+        keep = above | (equal & (seen - before[row] <= room[row]))
+    chosen: NDArray[np.int64] = candidates[keep]
+    return chosen
 
 
 def keep_largest(magnitudes: Tensor, kept: int) -> Tensor:

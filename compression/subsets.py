@@ -115,40 +115,51 @@ class _Chunks:
 def _join_level(
     base: Integers, number: Integers, carry: Integers, level: int, chunks: _Chunks
 ) -> tuple[Integers, Integers, Integers, Fields]:
-    """Nodes of `level - 1`, named by a place in each, to their parents. A single place is its own carry."""
+    """Nodes of `level - 1`, named by a place in each, to their parents; changes `number` and `carry`.
+
+    A single place is its own carry.
+    """
     half = 1 << (level - 1)
     node = base >> level
-    together = node[1:] == node[:-1]
-    is_left = np.zeros(len(base), dtype=np.bool_)
-    is_left[:-1] = together
-    is_right = np.zeros(len(base), dtype=np.bool_)
-    is_right[1:] = together
-    start = (node << level) & ((1 << chunks.levels) - 1)
-    right_size = np.minimum(chunks.lengths[base >> chunks.levels] - start - half, half)
-    lone = (number > 1) & ~is_left & ~is_right & (right_size > 0)
-    active = np.flatnonzero(is_left | lone)
+    pairs = np.flatnonzero(node[1:] == node[:-1])
+    paired = np.zeros(len(base), dtype=np.bool_)
+    paired[pairs] = paired[pairs + 1] = True
+    lone = np.flatnonzero((number > 1) & ~paired)
+    lone = lone[_right_sizes(base[lone], level, chunks) > 0]
+    active = np.sort(np.concatenate([pairs, lone])) if len(lone) else pairs
     if not len(active):
         return base, number, carry, Fields.none()
-    own = np.where(number == 1, base & (half - 1), carry)
-    in_left = (base[active] & half) == 0
     partner = np.minimum(active + 1, len(base) - 1)
-    pair = is_left[active]
-    left_number = np.where(in_left, number[active], 0)
-    left_carry = np.where(in_left, own[active], 0)
-    right_number = np.where(pair, number[partner], number[active] - left_number)
-    right_carry = np.where(pair, own[partner], np.where(in_left, 0, own[active]))
+    pair = paired[active]
+    in_left = (base[active] & half) == 0
+    own, own_number = _own_carry(base, number, carry, active, half), number[active]
+    left_number = np.where(in_left, own_number, 0)
+    right_number = np.where(pair, number[partner], own_number - left_number)
+    right_carry = np.where(pair, _own_carry(base, number, carry, partner, half), np.where(in_left, 0, own))
     total = left_number + right_number
-    size = right_size[active]
+    size = _right_sizes(base[active], level, chunks)
     tables = chunks.tables
-    joint = left_carry * tables.multiplier[tables.rows(size, right_number)] + right_carry
+    joint = np.where(in_left, own, 0) * tables.multiplier[tables.rows(size, right_number)] + right_carry
     row = tables.rows(size + half, total)
     entry = tables.top_entry[row] + tables.top_left[row] - left_number
     shift = tables.shifts[entry]
-    carry, number = carry.copy(), number.copy()
     carry[active] = tables.keys[entry] - (row << _ROW_BITS) + (joint >> shift)
     number[active] = total
-    keep = ~is_right
+    keep = np.ones(len(base), dtype=np.bool_)
+    keep[pairs + 1] = False
     return base[keep], number[keep], carry[keep], Fields(joint & _mask(shift), shift)
+
+
+def _own_carry(base: Integers, number: Integers, carry: Integers, chosen: Integers, half: int) -> Integers:
+    return np.where(number[chosen] == 1, base[chosen] & (half - 1), carry[chosen])
+
+
+def _right_sizes(base: Integers, level: int, chunks: _Chunks) -> Integers:
+    """The sizes of the right children of the nodes of `level` that hold these places."""
+    start = (base >> level << level) & ((1 << chunks.levels) - 1)
+    half = 1 << (level - 1)
+    sizes: Integers = np.minimum(chunks.lengths[base >> chunks.levels] - start - half, half)
+    return sizes
 
 
 def _split_level(

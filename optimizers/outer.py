@@ -12,7 +12,7 @@ from torch import Tensor
 from optimizers.schedule import Schedule, float32, integer_power
 from optimizers.seam import OuterOptimizer, Tensors
 
-OUTERS = ("sgd", "sign", "nesterov", "adamw")
+OUTERS = ("sgd", "sign", "heavyball", "nesterov", "adamw")
 
 CONSTANT = Schedule(kind="constant", warmup=0)
 
@@ -47,7 +47,13 @@ class OuterSettings:
 def build_outer(settings: OuterSettings, schedule: Schedule = CONSTANT) -> OuterOptimizer:
     """The outer optimiser of `settings`, whose learning rate follows `schedule`."""
     settings.validate()
-    classes: dict[str, type[ElementwiseOuter]] = {"sgd": SGD, "sign": Sign, "nesterov": Nesterov, "adamw": AdamW}
+    classes: dict[str, type[ElementwiseOuter]] = {
+        "sgd": SGD,
+        "sign": Sign,
+        "heavyball": HeavyBall,
+        "nesterov": Nesterov,
+        "adamw": AdamW,
+    }
     return classes[settings.kind](settings, schedule)
 
 
@@ -102,6 +108,17 @@ class Sign(ElementwiseOuter):
 
     def step(self, delta: Tensor, buffers: tuple[Tensor, ...], round_index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         return torch.sign(delta), ()
+
+
+@final
+class HeavyBall(ElementwiseOuter):
+    """buf = mu * buf + delta ; p -= lr * buf (as torch.optim.SGD has it without `nesterov`; NoLoCo's momentum)."""
+
+    BUFFERS = ("momentum",)
+
+    def step(self, delta: Tensor, buffers: tuple[Tensor, ...], round_index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        buffer = buffers[0] * float32(self.settings.momentum) + delta
+        return buffer, (buffer,)
 
 
 @final

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from optimizers.gossip import GOSSIP_OUTERS, MODES, GossipSettings, variance_factor
 from optimizers.inner import InnerSettings
 from optimizers.outer import OuterSettings
 from optimizers.schedule import Schedule
@@ -27,12 +28,16 @@ class Method:
     `schedule` moves the inner learning rate, and the outer one where there is no inner optimiser.
     `chain` names a compressor as `compression` reads it: transform, selection, values (`bits(1)`: signs).
     `batch` is in sequences, a peer and inner step.
+    `mode` is `consensus` (one chain of rounds, one anchor for all) or `gossip` (every peer has a replica of its own,
+    and a round is a meeting with `gossip.group` - 1 others).
     Without `error_feedback` what a committed packet left out is dropped; what missed its round is kept in any case.
     """
 
+    mode: str = "consensus"
     inner: InnerSettings = field(default_factory=InnerSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
     schedule: Schedule = field(default_factory=Schedule)
+    gossip: GossipSettings = field(default_factory=GossipSettings)
     inner_steps: int = 1
     batch: int = 16
     fragments: int = 1
@@ -47,6 +52,7 @@ class Method:
         self.inner.validate()
         self.outer.validate()
         self.schedule.validate()
+        self._validate_mode()
         for name, highest in (("inner_steps", INNER_STEPS_MAX), ("batch", BATCH_MAX)):
             if not 1 <= getattr(self, name) <= highest:
                 raise ValueError(f"{name} = {getattr(self, name)}: must lie between 1 and {highest}")
@@ -60,6 +66,30 @@ class Method:
             raise ValueError(f"chain has {len(self.chain)} characters: must be 1 to {CHAIN_CHARACTERS_MAX}")
         if self.merge not in MERGE_NAMES:
             raise ValueError(f"merge = {self.merge!r}: must be one of {', '.join(MERGE_NAMES)}")
+
+    def _validate_mode(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
+        if self.mode != "gossip":
+            return
+        self.gossip.validate()
+        if not 0 < len(self.gossip.chain) <= CHAIN_CHARACTERS_MAX:
+            raise ValueError(
+                f"gossip.chain has {len(self.gossip.chain)} characters: must be 1 to {CHAIN_CHARACTERS_MAX}"
+            )
+        if self.outer.kind not in GOSSIP_OUTERS:
+            kinds = ", ".join(GOSSIP_OUTERS)
+            raise ValueError(f"outer.kind = {self.outer.kind!r}: must be one of {kinds} where mode is 'gossip'")
+        momentum = self.outer.momentum if self.outer.kind == "heavyball" else 0.0
+        if not variance_factor(self.gossip.group, self.gossip.mixing, momentum) < 1:
+            raise ValueError(
+                f"gossip.mixing = {self.gossip.mixing}: replicas would never come closer with outer.momentum = "
+                f"{momentum} in groups of {self.gossip.group}; lower one of the two"
+            )
+        if self.inner.kind == "none":
+            raise ValueError("inner.kind = 'none': where mode is 'gossip' peers need an inner optimiser")
+        if self.merge == "mean_of_senders":
+            raise ValueError("merge = 'mean_of_senders': where mode is 'gossip' it must be mean or weighted_mean")
 
 
 # Chosen with benchmarks/tune.py on gpt-nano, 4 peers. Outer momentum .8 suits runs of tens of rounds better than the .9
@@ -93,6 +123,15 @@ PRESETS = {
         error_feedback=True,
         residual_decay=0.9,
         chain="identity all bits(2)",
+    ),
+    "noloco": Method(
+        mode="gossip",
+        inner=InnerSettings(kind="adamw", lr=1e-2),
+        outer=OuterSettings(kind="heavyball", lr=0.7, momentum=0.5),
+        gossip=GossipSettings(group=2, mixing=0.7, chain="identity all fp16"),
+        schedule=Schedule(warmup=1),
+        inner_steps=20,
+        chain="identity all fp16",
     ),
     "sparseloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),
@@ -171,6 +210,7 @@ def _method_of(settings: Mapping[str, Setting]) -> Method:
         "inner": built(InnerSettings, part("inner")),
         "outer": built(OuterSettings, part("outer")),
         "schedule": built(Schedule, part("schedule")),
+        "gossip": built(GossipSettings, part("gossip")),
     }
     return built(Method, whole | nested)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from averaging.config import EngineConfig
+from averaging.gossip import GossipConfig
 from averaging.snapshots import SnapshotConfig
 from compression.chain import parse_chain
 from compression.remembering import Remembering
@@ -18,7 +19,9 @@ from compression.seam import TensorSpec
 from models.registry import build_model, loss_fn, model_config
 from network.seam import PeerID
 from optimizers.presets import Method
+from optimizers.seam import Tensors
 from peer.data import Corpus, load_corpus, sampler
+from peer.gossip_learner import PACKING_BYTES_MAX, GossipLearner, gossip_rules_of
 from peer.learner import TorchLearner
 from peer.method import initial_state, rules_of
 from peer.spec import RunSpec
@@ -39,9 +42,11 @@ _PARAMETER_BYTES = 4
 class Built:
     """A run as one peer trains it."""
 
-    learner: TorchLearner
+    learner: TorchLearner | GossipLearner
     parameters: int
     engine: EngineConfig
+    gossip: GossipConfig
+    """For runs whose mode is gossip, in place of `engine`."""
     snapshots: SnapshotConfig
     method: Method
 
@@ -84,7 +89,26 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     )
     parameters = sum(t.numel() for t in state.anchor.values())
     snapshots = SnapshotConfig(bytes_max=2 * state_bytes + (1 << 20))
-    return Built(TorchLearner(me, state, rules, trainer, held_out), parameters, engine, snapshots, method)
+    learner: TorchLearner | GossipLearner
+    if method.mode == "gossip":
+        learner = GossipLearner(me, state, gossip_rules_of(method, parse_chain), trainer, held_out)
+    else:
+        learner = TorchLearner(me, state, rules, trainer, held_out)
+    gossip = gossip_config(spec, engine, state.anchor)
+    return Built(learner, parameters, engine, gossip, snapshots, method)
+
+
+def gossip_config(spec: RunSpec, engine: EngineConfig, weights: Tensors) -> GossipConfig:
+    """The limits of meetings: a payload holds a delta, as a contribution does, and a replica."""
+    method = spec.training_method
+    replica = parse_chain(method.gossip.chain).size_max([TensorSpec.of(weights[name]) for name in sorted(weights)])
+    return GossipConfig(
+        payload_bytes_max=engine.payload_bytes_max + replica + PACKING_BYTES_MAX,
+        weight_max=engine.weight_max,
+        group_size=method.gossip.group,
+        start_peers=engine.start_peers,
+        min_peers=engine.min_peers,
+    )
 
 
 def is_small(model: str) -> bool:

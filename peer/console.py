@@ -26,7 +26,7 @@ class Sent:
 
 @final
 class Console:
-    """Prints reports; `sent` gives the bytes so far, `clock` monotonic seconds."""
+    """Prints reports; `sent` gives the bytes so far, `clock` monotonic seconds; `shared` names the state in a line."""
 
     def __init__(
         self,
@@ -36,12 +36,14 @@ class Console:
         inner_steps: int,
         sent: Callable[[], Sent],
         clock: Callable[[], float],
+        shared: str = "anchor",
     ) -> None:
         self._as_json = as_json
         self._parameters = parameters
         self._inner_steps = inner_steps
         self._sent = sent
         self._clock = clock
+        self._shared = shared
         self._spoke_at = -LINE_SECONDS_MIN
         self._first_round: int | None = None
         self._validation = ""
@@ -73,7 +75,7 @@ class Console:
         say(
             f"round {report.round}: {len(report.members)} peers{'' if report.mine else ' (not this one)'}"
             f", loss {report.train_loss:.3f}{self._validation}{self._traffic(len(report.members), rounds)}"
-            f", anchor {report.fingerprint.hex()[:8]}"
+            f", {self._shared} {report.fingerprint.hex()[:8]}"
         )
 
     def _traffic(self, peers: int, rounds: int) -> str:

@@ -70,6 +70,18 @@ class Member:
     loop: PeerLoop
     membership: Membership | None = None
 
+    @property
+    def linked(self) -> list[PeerID]:
+        return self.node.links.linked
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.node.links.bytes_sent
+
+    def know(self, peer: PeerID) -> None:
+        """From now on there is a link to `peer`."""
+        self.node.links.know(peer)
+
 
 async def run_member(
     parts: Parts,
@@ -106,8 +118,8 @@ async def run_member(
         ) as membership,
     ):
         tasks.start_soon(node.run)
-        tasks.start_soon(_watch, node, membership, meet)
-        tasks.start_soon(_look_around, membership)
+        tasks.start_soon(watch, membership, meet)
+        tasks.start_soon(look_around, membership)
         member.membership = membership
         on_start(member)
         await loop.run()
@@ -189,8 +201,8 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
     return restored, snapshot, [parse_contribution(data, parts.signer, limit + HEADER_BYTES_MAX) for data in remembered]
 
 
-async def _watch(node: Node, membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:
-    """After every change among the members: links to all of them, and a look for a twin."""
+async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:
+    """After every change among the members: `meet` all of them, and a look for a twin."""
     while True:
         await membership.wait_changed()
         if membership.has_twin:
@@ -201,7 +213,7 @@ async def _watch(node: Node, membership: Membership, meet: Callable[[PeerID, Mem
             meet(peer, fact)
 
 
-async def _look_around(membership: Membership) -> None:
+async def look_around(membership: Membership) -> None:
     """Peers that join at the same moment miss each other's first word: look again soon, then at the usual pace."""
     for seconds in (1.0, 3.0, 6.0):
         await anyio.sleep(seconds)

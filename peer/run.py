@@ -27,6 +27,7 @@ from network.traffic import TrafficMeter
 from peer.build import Built, build
 from peer.console import Console, Sent
 from peer.errors import RunNotFound
+from peer.gossip_member import GossipMember, run_gossip_member
 from peer.lines import emit, say_or_emit
 from peer.loop import LoopConfig
 from peer.member import Member, MemberConfig, Parts, run_member
@@ -59,7 +60,7 @@ class _Peer:
     def __init__(self, options: PeerOptions) -> None:
         self._options = options
         self._identity = load_or_create(options.folder / IDENTITY_FILE)
-        self._member: Member | None = None
+        self._member: Member | GossipMember | None = None
         self._interrupted = False
 
     async def run(self) -> None:
@@ -121,17 +122,18 @@ class _Peer:
         storage = FileStorage(options.folder / "runs" / spec.run_id[:16])
 
         def sent() -> Sent:
-            node = self._member.node if self._member is not None else None
-            framed = node.links.bytes_sent if node is not None else 0
-            packets = node.packet_bytes_sent if node is not None else 0
-            total = meter.total.bytes_sent if meter.available else framed
-            return Sent(total, packets, len(node.links.linked) if node is not None else 0)
+            member = self._member
+            if member is None:
+                return Sent(meter.total.bytes_sent if meter.available else 0, 0, 0)
+            total = meter.total.bytes_sent if meter.available else member.bytes_sent
+            return Sent(total, member.node.packet_bytes_sent, len(member.linked))
 
         console = Console(
             as_json=options.json_events,
             parameters=built.parameters,
             inner_steps=built.method.inner_steps,
             sent=sent,
+            shared="anchor" if built.method.mode == "consensus" else "replica",
             clock=anyio.current_time,
         )
 
@@ -159,18 +161,21 @@ class _Peer:
             name=options.name,
         )
 
-        def started(member: Member) -> None:
+        def started(member: Member | GossipMember) -> None:
             self._member = member
             for address in remembered_peers(options.folder):
                 network.introduce(peer_of(address), [address])
-                member.node.links.know(peer_of(address))
+                member.know(peer_of(address))
             tasks.start_soon(meter.keep_sampling)
             tasks.start_soon(_remember, member, options.folder)
             if options.json_events:
                 emit(_ready(world, spec, built))
 
         try:
-            await run_member(parts, config, console.show, started)
+            if built.method.mode == "gossip":
+                await run_gossip_member(parts, config, built.gossip, console.show, started)
+            else:
+                await run_member(parts, config, console.show, started)
         finally:
             storage.close()
 
@@ -219,7 +224,7 @@ def _remembered_spec(path: Path) -> SpecFact | None:
         return None
 
 
-async def _remember(member: Member, folder: Path) -> None:
+async def _remember(member: Member | GossipMember, folder: Path) -> None:
     """Keeps addresses of other members, so that a restart needs no entry point."""
     while True:
         await anyio.sleep(REMEMBER_SECONDS)

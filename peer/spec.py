@@ -205,6 +205,7 @@ def _checked(fields: Mapping[str, object]) -> RunSpec:
     except ValidationError as error:
         raise InvalidSpec(_explained(error)) from error
     _check_method(spec.method)
+    _check_group(spec)
     try:
         model_config(spec.model.name)
     except ValueError as error:
@@ -247,6 +248,14 @@ def _check_method(method: MethodPart) -> None:
         given = method.settings[name]
         if type(given) is not type(value) or given != value:
             raise InvalidSpec(f"method.settings.{name}: {given!r} is not written as {value!r}")
+
+
+def _check_group(spec: RunSpec) -> None:
+    method = spec.training_method
+    if method.mode == "gossip" and spec.group.min_peers > method.gossip.group:
+        raise InvalidSpec(
+            f"group.min_peers: {spec.group.min_peers} never meet where method.gossip.group = {method.gossip.group}"
+        )
 
 
 def _explained(error: ValidationError) -> str:

@@ -7,18 +7,21 @@ import random
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import anyio
 from anyio.abc import Process, TaskGroup
 
+from optimizers.presets import method_from_settings
 from peer.build import dense_bytes
 from peer.errors import TrainingFailed
 from simulator.options import SimulateOptions, Summary, Tokens
 from simulator.processes import environment, peer_command, run_process
 from simulator.progress import Progress
+from simulator.replicas import distance_max, saved_replicas
 
 START_SECONDS_MAX = 120.0
 """For a process to import its libraries and listen, on a slow and busy machine."""
@@ -67,6 +70,9 @@ class _Child:
     lives: list[_Life] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
     round: int = 0
+    tokens: int = 0
+    """As of its newest round: all merged by the swarm; in a gossip run its own."""
+    loss: float = float("nan")
     finished: bool = False
     errors: list[str] = field(default_factory=list)
 
@@ -79,6 +85,7 @@ class _Child:
 class _LocalSwarm:
     def __init__(self, options: SimulateOptions, folder: Path, on_progress: Callable[[Progress], None]) -> None:
         self._options = options
+        self._method = method_from_settings(options.preset, options.settings)
         self._folder = folder
         self._on_progress = on_progress
         self._rng = random.Random(options.seed)
@@ -207,13 +214,14 @@ class _LocalSwarm:
             life.rounds += event["mine"]
             child.fingerprints[child.round] = event["fingerprint"]
             self._tokens_merged = max(self._tokens_merged, event["tokens"])
+            child.tokens = event["tokens"]
             if child.round > self._progress.round:
                 self._progress.round = child.round
                 self._progress.members = len(event["members"])
                 self._progress.fingerprint = event["fingerprint"]
                 self._progress.train_loss = event["train_loss"]
         elif kind == "Validated" and event["loss"] is not None:
-            self._losses[event["round"]] = event["loss"]
+            self._losses[event["round"]] = child.loss = event["loss"]
             self._progress.loss = self._losses[max(self._losses)]
         elif kind == "Note":
             child.errors.append(event["text"])
@@ -235,7 +243,7 @@ class _LocalSwarm:
         options, rounds = self._options, self._progress.round
         processed = sum(life.tokens_processed for child in self._children for life in child.lives)
         last = [child.fingerprints.get(rounds) for child in self._children]
-        return Summary(
+        summary = Summary(
             preset=options.preset,
             model=options.model,
             parameters=self._parameters,
@@ -251,6 +259,21 @@ class _LocalSwarm:
             tokens=Tokens(processed, self._tokens_merged, processed - self._tokens_merged),
             seconds=anyio.current_time() - self._begun,
             restarts=self._restarts,
+        )
+        return summary if self._method.mode == "consensus" else self._of_replicas(summary)
+
+    def _of_replicas(self, summary: Summary) -> Summary:
+        """In a gossip run every peer has its own rounds, tokens, loss and replica."""
+        merged = sum(child.tokens for child in self._children)
+        losses = [child.loss for child in self._children if child.loss == child.loss]
+        folders = [self._folder / f"peer-{child.number}" for child in self._children]
+        return replace(
+            summary,
+            rounds_committed=min(child.round for child in self._children),
+            loss_last=fmean(losses) if losses else float("nan"),
+            tokens=Tokens(summary.tokens.processed, merged, summary.tokens.processed - merged),
+            mode=self._method.mode,
+            replicas_apart=distance_max(saved_replicas(folders)),
         )
 
     def _never_differed(self) -> bool:

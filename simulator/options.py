@@ -90,7 +90,7 @@ class Summary:
     loss_first: float
     loss_last: float
     fingerprints_equal: bool
-    """Whether all peers ended with the same anchor, bit for bit."""
+    """Whether all peers ended with the same anchor, bit for bit. In a gossip run they hardly ever do."""
     bytes_sent_per_peer_per_round: float
     """All that peers handed to the network."""
     packet_bytes_sent_per_peer_per_round: float
@@ -100,6 +100,12 @@ class Summary:
     tokens: Tokens
     seconds: float
     restarts: int
+    mode: str = "consensus"
+    """In a `gossip` run the losses are means over the replicas, and the rounds those that every peer has behind it."""
+    replicas_apart: float | None = None
+    """In a gossip run: the largest distance between two replicas, as a share of the norm of their mean."""
+    loss_of_mean: float | None = None
+    """In a virtual gossip run: the loss of the mean of all replicas."""
 
     def as_json(self) -> dict[str, object]:
         """Plain values; a loss that nobody measured is null, for JSON knows no NaN."""

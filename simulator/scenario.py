@@ -172,7 +172,7 @@ def _draw(seed: int) -> Scenario:
         learner="vector" if rng.random() < 0.1 else "units",
         delay=rng.choice((0.001, 0.02, 0.02, 0.1)),
         jitter=rng.choice((0.0, 0.02, 0.1)),
-        uplink=rng.choice((0.0, 0.0, 0.0, 20_000.0)),
+        uplink=rng.choice((0.0, 0.0, 0.0, 100_000.0)),
         speed_spread=rng.choice((0.0, 0.3, 0.8)),
         snapshot_bytes=rng.choice((150, 1000, 4000)),
         snapshot_seconds=rng.choice((1.0, 5.0, 20.0)),

@@ -90,7 +90,7 @@ def over_processes(run: Callable[[int], T], seeds: Sequence[int], processes: int
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_one_thread) as pool:
         try:
-            yield from pool.map(run, seeds, chunksize=4)
+            yield from pool.map(run, seeds)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -21,6 +21,7 @@ from peer.method import initial_state, rules_of
 from peer.reports import Report, RoundDone, Trained, Validated
 from peer.spec import GroupPart, make_spec
 from simulator.checkers import NoProgress
+from simulator.gossip_virtual import run_virtual_gossip
 from simulator.options import SimulateOptions, Summary, tokens_by_peer
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.progress import Progress
@@ -50,6 +51,8 @@ def run_virtual_swarm(
     )
     corpus = load_corpus(options.data)
     method = spec.training_method
+    if method.mode == "gossip":
+        return run_virtual_gossip(options, spec, corpus, on_progress)
     state = initial_state(build_model(options.model, options.seed), rules_of(method, parse_chain))
     parameters = sum(tensor.numel() for tensor in state.anchor.values())
 

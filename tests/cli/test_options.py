@@ -135,7 +135,7 @@ def test_the_summary_is_for_people_and_for_programs(run: Run, swarm: dict[str, R
     assert "1,000 processed, 900 merged, 100 lost" in result.out
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written == SUMMARY.as_json()
-    assert written["tokens"] == {"processed": 1000, "merged": 900, "lost": 100}
+    assert written["tokens"] == {"processed": 1000, "merged": 900, "lost": 100, "by_peer": {}}
 
 
 def test_json_on_stdout_is_nothing_but_json(run: Run, swarm: dict[str, Recorder]) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compression.bitstream import BitReader, Fields, Unary, bits_of, unzigzag, zigzag
+from compression import bitstream
+from compression.bitstream import BitReader, Fields, Unary, unzigzag, zigzag
 from compression.chain import Chain, parse_chain
 from compression.header import header_of, layout_of
 from compression.seam import InvalidPacket, Packet, TensorSpec
@@ -219,8 +220,7 @@ def test_bit_fields_come_back(pairs: list[tuple[int, int]], quotients: list[int]
     value = np.array([v & ((1 << w) - 1) for v, w in pairs], dtype=np.int64)
     unary = np.array(quotients, dtype=np.int64)
     zigzagged = zigzag(np.array(signed, dtype=np.int64))
-    bits = bits_of([Fields(value, width), Unary(unary), Unary(zigzagged)])
-    reader = BitReader(np.packbits(bits).tobytes())
+    reader = BitReader(bitstream.packed(bitstream.as_fields([Fields(value, width), Unary(unary), Unary(zigzagged)])))
     assert reader.fields(width, "a").tolist() == value.tolist()
     assert reader.unary(len(unary), "b").tolist() == quotients
     assert unzigzag(reader.unary(len(signed), "c")).tolist() == signed

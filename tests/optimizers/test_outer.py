@@ -50,13 +50,14 @@ def torch_steps(optimizer_of: Reference, rounds: int, anchor: Tensors) -> Tensor
     ("settings", "reference"),
     [
         (OuterSettings("sgd", 0.3), lambda p: torch.optim.SGD(p, 0.3)),
+        (OuterSettings("heavyball", 0.7, 0.9), lambda p: torch.optim.SGD(p, 0.7, 0.9)),
         (OuterSettings("nesterov", 0.7, 0.9), lambda p: torch.optim.SGD(p, 0.7, 0.9, nesterov=True)),
         (
             OuterSettings("adamw", 0.02, weight_decay=0.1),
             lambda p: torch.optim.AdamW(p, 0.02, (0.9, 0.95), weight_decay=0.1),
         ),
     ],
-    ids=["sgd", "nesterov", "adamw"],
+    ids=["sgd", "heavyball", "nesterov", "adamw"],
 )
 def test_it_equals_torch(settings: OuterSettings, reference: Reference) -> None:
     anchor, _ = steps(build_outer(settings), 40, tensors(0))
@@ -159,9 +160,11 @@ def slow_step(
         return delta, first, second
     if settings.kind == "sign":
         return math.copysign(1.0, delta), first, second
-    if settings.kind == "nesterov":
+    if settings.kind in ("heavyball", "nesterov"):
         mu = float32(settings.momentum)
         first = float32(float32(first * mu) + delta)
+        if settings.kind == "heavyball":
+            return first, first, second
         return float32(delta + float32(first * mu)), first, second
     b1, b2 = settings.beta1, settings.beta2
     first = float32(float32(first * float32(b1)) + float32(delta * float32(1 - b1)))

@@ -192,6 +192,7 @@ def test_a_newcomer_replays_or_loads_to_the_same_bits(corpus: Corpus) -> None:
 
 def test_the_residual_is_what_was_wanted_without_what_all_heard(corpus: Corpus) -> None:
     learner = built(corpus).learner
+    assert isinstance(learner, TorchLearner)
     payload = train_and_pack(learner)
     wanted = learner._wanted
     assert wanted is not None

@@ -53,11 +53,14 @@ def reordered(draw: st.DrawFn) -> str:
 @st.composite
 def specs(draw: st.DrawFn) -> RunSpec:
     start, least, most = sorted(draw(st.lists(st.integers(1, 256), min_size=3, max_size=3)))
+    preset = draw(st.sampled_from(sorted(PRESETS)))
+    if PRESETS[preset].mode == "gossip":
+        least = min(least, PRESETS[preset].gossip.group)
     return make_spec(
         draw(st.sampled_from([ME.peer_id, OTHER.peer_id])),
         name=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)),
         model=draw(st.sampled_from(["gpt-nano", "gpt-mini"])),
-        preset=draw(st.sampled_from(sorted(PRESETS))),
+        preset=preset,
         settings={"batch": draw(st.integers(1, 64)), "outer": {"lr": draw(st.floats(0.001, 1))}},
         seed=draw(st.integers(0, 2**32 - 1)),
         rounds=draw(st.none() | st.integers(1, 10**9)),

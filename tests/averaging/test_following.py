@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from averaging.catch_up import ASKED_IN_VAIN_MAX, REPLAY_ROUNDS_MAX, REPLAY_SECONDS_MAX, CatchUp
+from averaging.catch_up import ASKED_IN_VAIN_MAX, DOUBT_SECONDS, REPLAY_ROUNDS_MAX, REPLAY_SECONDS_MAX, CatchUp
 from averaging.chain import Chain
 from averaging.messages import KNOWN_MAX, Log, LogEntry
 from averaging.record import Certificate, Record, sha256
@@ -156,11 +156,11 @@ def test_who_is_ahead_is_asked_after_some_patience_and_in_turn() -> None:
     following.notice(PEERS[2], 12, 11.0)
     assert following.behind_since == 10.0
     assert following.ask_at(1.0, 5.0) == 11.0
-    asked = {following.whom_to_ask(11.0), following.whom_to_ask(16.0)}
+    asked = {following.whom_to_ask(HEAD, 11.0), following.whom_to_ask(HEAD, 16.0)}
     assert asked == {PEERS[1], PEERS[2]}
     assert following.ask_at(1.0, 5.0) == 21.0
     following.receive(PEERS[1], log(ENTRIES), chain())
-    following.lost(PEERS[2])
+    following.lost(PEERS[2], HEAD)
     assert following.behind_since is None
 
 
@@ -168,15 +168,25 @@ def test_who_was_asked_often_and_never_delivered_is_no_longer_believed() -> None
     following = catch_up()
     following.notice(PEERS[1], 12, 0.0)
     for _ in range(ASKED_IN_VAIN_MAX + 1):
-        assert following.whom_to_ask(0.0) == PEERS[1]
+        assert following.whom_to_ask(HEAD, 0.0) == PEERS[1]
     assert following.behind_since is None
     following.notice(PEERS[1], 12, 1.0)
     assert following.behind_since is None
     following.notice(PEERS[1], 13, 2.0)
     assert following.behind_since == 2.0, "it speaks of something new"
-    following.lost(PEERS[1])
+    following.lost(PEERS[1], HEAD)
     following.notice(PEERS[1], 12, 3.0)
     assert following.behind_since == 3.0, "it may be another process by now"
+
+
+def test_whom_nobody_believes_is_heard_again_after_a_while() -> None:
+    """The network may have stood still, and all were asked in vain."""
+    following = catch_up()
+    following.notice(PEERS[1], 12, 0.0)
+    for _ in range(ASKED_IN_VAIN_MAX + 1):
+        following.whom_to_ask(HEAD, 5.0)
+    following.notice(PEERS[1], 12, 5.0 + DOUBT_SECONDS)
+    assert following.behind_since == 5.0 + DOUBT_SECONDS
 
 
 def test_who_delivers_may_be_asked_again_at_once_and_without_end() -> None:
@@ -184,7 +194,7 @@ def test_who_delivers_may_be_asked_again_at_once_and_without_end() -> None:
     following.notice(PEERS[1], 12, 0.0)
     for number in range(12):
         assert following.ask_at(1.0, 5.0) == 1.0
-        assert following.whom_to_ask(1.0) == PEERS[1]
+        assert following.whom_to_ask(HEAD, 1.0) == PEERS[1]
         after = ENTRIES[number - 1].record if number else HEAD
         following.receive(PEERS[1], log(ENTRIES[number : number + 1], after, number=12), chain())
     assert records(following) == [e.record for e in ENTRIES]
@@ -212,7 +222,7 @@ def test_a_long_gap_is_jumped_and_a_growing_one_is_waited_for() -> None:
     many.receive(PEERS[1], log(long, number=500), chain())
     assert not many.wants_snapshot(chain()), "most of the log is still to come"
     assert many.next(chain(), 0.0) == long[0]
-    many.lost(PEERS[1])
+    many.lost(PEERS[1], HEAD)
     assert many.wants_snapshot(chain())
     many.snapshot_failed()
     assert many.next(chain(), 0.0) == long[0]

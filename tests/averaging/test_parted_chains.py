@@ -66,16 +66,12 @@ def test_a_better_chain_is_pending_from_where_it_parted() -> None:
     assert ahead(following) == [THIRD]
 
 
-def test_a_worse_chain_is_dropped_and_its_peer_not_asked_again_about_it() -> None:
+def test_a_worse_chain_is_dropped() -> None:
     following, own = catch_up(), own_chain()
     assert following.receive(OTHER, page(entries(WORSE)), own) is None
     assert not following.pending and following.base is None
     assert not following.leads_away(own.head)
-    following.lost(THIRD)
-    following.notice(OTHER, WORSE[-1][0].record.round, 1.0)
-    assert following.behind_since is None, "its members will come over"
-    following.notice(OTHER, WORSE[-1][0].record.round + 1, 2.0)
-    assert following.behind_since == 2.0, "it may have grown better"
+    assert ahead(following) == [THIRD]
 
 
 def test_of_two_chains_with_equal_tokens_the_lower_hash_is_better() -> None:
@@ -200,13 +196,13 @@ def test_two_peers_that_tell_each_other_all_agree_on_the_better_chain(
         following = CatchUp(SIGNERS[0], 10**9)
         following.notice(OTHER, far.head.round, 0.0)
         while following.behind_since is not None:
-            assert following.whom_to_ask(0.0) == OTHER
+            assert following.whom_to_ask(own.head, 0.0) == OTHER
             after = far.first_known(following.known(own))
             assert after is not None
             found = far.after(after, limit)
             assert found is not None
             if not found:
-                following.lost(OTHER)
+                following.lost(OTHER, own.head)
                 break
             assert following.receive(OTHER, Log(after, far.head.round, tuple(found)), own) is None
         moves = following.leads_away(own.head) or (following.follows(own.head) and bool(following.pending))
@@ -214,6 +210,48 @@ def test_two_peers_that_tell_each_other_all_agree_on_the_better_chain(
         assert moves == (is_news and (far is better or descends))
         if moves:
             assert following.pending[-1].record == far.head
+
+
+def conversation(mine: Chain, other: Chain, questions: int) -> tuple[CatchUp, int]:
+    """Asks until the whole of the other chain is pending; and how often that was."""
+    following = CatchUp(SIGNERS[0], 10**9)
+    for number in range(1, questions + 1):
+        for log in asked_for(GetLog(following.known(mine)), other, Instance(other.head, Vote())):
+            assert isinstance(log, Log)
+            assert following.receive(OTHER, log, mine) is None
+        if following.pending and following.pending[-1].record == other.head:
+            return following, number
+    raise AssertionError(f"not found in {questions} questions; {len(following.pending)} are pending")
+
+
+LONG = grown(450)
+
+
+@pytest.mark.parametrize("ago", [40, 130, 260, 300, 400])
+def test_a_parting_long_ago_is_found_though_one_page_may_hold_nothing_new(ago: int) -> None:
+    common = LONG[: 450 - ago]
+    parting = common[-1][0].record
+    mine = chain_with(HEAD, common, forked(parting, SIGNERS[:1], ago))
+    found, questions = conversation(mine, chain_with(HEAD, LONG, grown(3, head=LONG[-1][0].record)), 12)
+    assert found.base == parting.hash and found.leads_away(mine.head)
+    assert questions <= 2 + 2 * ago / 128 + 2
+
+
+def test_a_side_whose_teller_went_away_does_not_keep_out_a_better_one() -> None:
+    """Not even one that is better as a whole and not in its first page."""
+    parting = LONG[2][0].record
+    mine = chain_with(HEAD, LONG[:3], forked(parting, SIGNERS[:1], 300, weight=30))
+    better = chain_with(HEAD, LONG)
+    stale = forked(parting, SIGNERS[1:2], 200, weight=40)
+    following = CatchUp(SIGNERS[0], 10**9)
+    following.receive(OTHER, page(entries(stale), parting, number=900), mine)
+    assert following.pending == entries(stale) and not following.leads_away(mine.head)
+    following.lost(OTHER, mine.head)
+    for _ in range(9):
+        for log in asked_for(GetLog(following.known(mine)), better, Instance(better.head, Vote())):
+            assert isinstance(log, Log)
+            following.receive(THIRD, log, mine)
+    assert following.pending[-1].record == better.head
 
 
 def test_whoever_is_asked_for_the_log_answers_from_the_newest_common_record() -> None:
@@ -232,8 +270,8 @@ def moving(kept_from: int, piece: Grown = BETTER, snapshot_bytes: int = 10**9) -
     following, own = catch_up(snapshot_bytes), own_chain()
     own.forget_before(kept_from)
     following.receive(OTHER, page(entries(piece)), own)
-    following.lost(OTHER)
-    following.lost(THIRD)
+    following.lost(OTHER, own.head)
+    following.lost(THIRD, own.head)
     return following, own
 
 
@@ -264,7 +302,7 @@ def test_a_move_whose_contributions_are_gone_is_a_jump_or_is_given_up() -> None:
     gone = [replace(entry, payload_bytes=0) for entry in entries(BETTER)]
     following, own = catch_up(), own_chain()
     following.receive(OTHER, page(gone), own)
-    following.lost(THIRD)
+    following.lost(THIRD, own.head)
     assert following.wants_snapshot(own)
     following.snapshot_failed()
     assert not following.pending and following.base is None

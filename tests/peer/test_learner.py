@@ -1,4 +1,4 @@
-"""Learners and their files: what is said is subtracted exactly once, whatever happens between saying and hearing."""
+"""The real learner and its files: all peers hold the same bits, nothing foreign gets in, and what a run builds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from averaging.contribution import Contribution, sign_contribution
 from averaging.record import Hash
 from models.registry import build_model
 from network.seam import PeerID
-from peer import checkpoint, method
+from peer import checkpoint
 from peer.build import Built, build_with, chosen_device, dense_bytes
 from peer.data import Corpus, load_corpus
-from peer.learner import Learner, TorchLearner
+from peer.learner import Learner, Own, TorchLearner
 from peer.spec import RunSpec, make_spec
-from simulator.ledger import BooksWrong
-from simulator.toy import Ledger, ToyLearner, ToySigner, units_of
+from simulator.toy import ToySigner
 
 SIGNERS = [ToySigner(number) for number in range(3)]
 ME, OTHER = SIGNERS[0], SIGNERS[1]
@@ -37,115 +34,9 @@ def contribution(signer: ToySigner, payload: bytes) -> Contribution:
     return sign_contribution(signer, Hash(bytes(32)), 10, bytes(16), True, payload)
 
 
-# The toy, whose units can be counted.
-
-
 def train_and_pack(learner: Learner) -> bytes:
     learner.train(0, never)
     return learner.pack()
-
-
-def test_what_a_round_merged_is_no_longer_wanted_and_the_rest_stays() -> None:
-    learner = Ledger().learner(ME.peer_id)
-    train_and_pack(learner)
-    learner.apply(1, [], offered=True)
-    payload = train_and_pack(learner)
-    assert units_of(payload) == set(range(16))
-    learner.apply(2, [contribution(ME, payload)], offered=True)
-    assert learner.waiting() == set(range(16, 20))
-
-
-def test_what_missed_its_round_is_said_again() -> None:
-    learner = Ledger().learner(ME.peer_id)
-    payload = train_and_pack(learner)
-    learner.apply(1, [contribution(OTHER, b"\x90")], offered=True)
-    assert learner.waiting() == units_of(payload)
-
-
-def test_what_an_earlier_process_offered_is_dropped_and_not_subtracted() -> None:
-    ledger = Ledger()
-    before = ledger.learner(ME.peer_id)
-    before.apply(1, [], offered=False)
-    saved = before.dump()
-    old = train_and_pack(before)
-    after = ledger.learner(ME.peer_id)
-    after.load(saved, own=True)
-    train_and_pack(after)
-    after.apply(2, [contribution(ME, old)], offered=False)
-    assert not after.waiting() & units_of(old)
-
-
-def test_a_snapshot_keeps_what_was_wanted_and_what_it_stands_for_is_not_said_again() -> None:
-    ledger = Ledger()
-    donor, learner = ledger.learner(OTHER.peer_id), ledger.learner(ME.peer_id)
-    payload = train_and_pack(learner)
-    learner.load(donor.dump(shared_only=True), own=False)
-    assert learner.waiting() == units_of(payload)
-    donor.apply(1, [contribution(ME, payload)], offered=False)
-    learner.heard(payload)
-    learner.load(donor.dump(shared_only=True), own=False)
-    assert learner.waiting() == set()
-    learner.check_left(crashed=False)
-
-
-def test_the_ledger_sees_what_is_merged_twice_vanishes_or_never_was() -> None:
-    ledger = Ledger()
-    learner, other = ledger.learner(ME.peer_id), ledger.learner(OTHER.peer_id)
-    payload = train_and_pack(learner)
-    other.apply(1, [contribution(ME, payload)], offered=False)
-    ledger.learner(OTHER.peer_id).apply(1, [contribution(ME, payload)], offered=False)  # The same round.
-    with pytest.raises(BooksWrong, match="again"):
-        other.apply(2, [contribution(ME, payload)], offered=False)
-    with pytest.raises(BooksWrong, match="never made"):
-        other.apply(3, [contribution(OTHER, payload)], offered=False)
-    with pytest.raises(BooksWrong, match="two contributions"):
-        other.apply(3, [contribution(ME, b"\x90"), contribution(ME, b"\x90")], offered=False)
-    learner.load(other.dump(shared_only=True), own=False)
-    with pytest.raises(BooksWrong, match="-10 units"):
-        learner.check_left(crashed=False)
-    learner.heard(payload)
-    learner.check_left(crashed=False)
-    lossy = ledger.learner(OTHER.peer_id)
-    train_and_pack(lossy)
-    lossy.heard(None)
-    with pytest.raises(BooksWrong, match="vanished"):
-        lossy.check_left(crashed=False)
-    lossy.check_left(crashed=True)
-
-
-def test_the_ledger_refuses_what_nobody_signed() -> None:
-    ledger = Ledger()
-    history = ledger.units.history
-    signed = contribution(ToySigner(0, history.listen), b"\x90")
-    ledger.learner(ME.peer_id).apply(1, [signed], offered=False)
-    with pytest.raises(BooksWrong, match="never signed"):
-        ledger.learner(ME.peer_id).apply(1, [replace(signed, weight=11)], offered=False)
-
-
-def test_another_chain_may_merge_the_same_again() -> None:
-    """On a fork nothing of the other branch was heard."""
-    ledger = Ledger()
-    producer = ledger.learner(ME.peer_id)
-    payload = train_and_pack(producer)
-    one, two = ledger.learner(OTHER.peer_id), ledger.learner(OTHER.peer_id)
-    one.apply(1, [contribution(ME, payload)], offered=False)
-    two.apply(1, [contribution(OTHER, b"\x90")], offered=False)
-    two.apply(2, [contribution(ME, payload)], offered=False)
-    assert ledger.units.merged(ME.peer_id, one.state) == ledger.units.merged(ME.peer_id, two.state) == set(range(10))
-    assert one.state != two.state
-
-
-@given(st.binary(max_size=40))
-def test_any_toy_payload_is_refused_or_merged(payload: bytes) -> None:
-    learner = ToyLearner(ME.peer_id)
-    try:
-        learner.check(payload)
-    except ValueError:
-        return
-    units_of(payload)
-
-
-# The real one.
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +62,8 @@ def test_two_peers_that_apply_the_same_rounds_hold_the_same_bits(corpus: Corpus)
     assert one.fingerprint() == other.fingerprint()
     for number in (1, 2):
         payloads = [contribution(ME, train_and_pack(one)), contribution(OTHER, train_and_pack(other))]
-        one.apply(number, payloads, offered=True)
-        other.apply(number, payloads[::-1], offered=True)
+        one.apply(number, payloads, Own.SAID)
+        other.apply(number, payloads[::-1], Own.SAID)
         assert one.fingerprint() == other.fingerprint()
         assert not equal(one.state.residual, other.state.residual)
     assert one.validation_loss() == other.validation_loss()
@@ -181,53 +72,13 @@ def test_two_peers_that_apply_the_same_rounds_hold_the_same_bits(corpus: Corpus)
 def test_a_newcomer_replays_or_loads_to_the_same_bits(corpus: Corpus) -> None:
     one, replaying, loading = (built(corpus, s).learner for s in SIGNERS)
     payloads = [contribution(ME, train_and_pack(one))]
-    one.apply(1, payloads, offered=True)
-    replaying.apply(1, payloads, offered=False)
+    one.apply(1, payloads, Own.SAID)
+    replaying.apply(1, payloads, Own.NOTHING)
     files = one.dump(shared_only=True)
     assert loading.fingerprint_of(files) == one.fingerprint() != loading.fingerprint()
     assert loading.load(files, own=False) == one.fingerprint()
     assert replaying.fingerprint() == loading.fingerprint() == one.fingerprint()
     assert loading.state.residual == {}
-
-
-def test_the_residual_is_what_was_wanted_without_what_all_heard(corpus: Corpus) -> None:
-    learner = built(corpus).learner
-    assert isinstance(learner, TorchLearner)
-    payload = train_and_pack(learner)
-    wanted = learner._wanted
-    assert wanted is not None
-    heard = method.decode(payload, learner.state.anchor, learner._rules.compressor)
-    rest = {name: value - heard[name] for name, value in wanted.items()}
-    learner.heard(payload)
-    assert equal(learner.state.residual, rest)
-    other = built(corpus).learner
-    other.apply(1, [contribution(ME, train_and_pack(other))], offered=True)
-    assert equal(other.state.residual, rest), "the same whether it was applied or jumped over"
-    other.heard(None)
-    assert other.state.residual == {}
-
-
-def test_what_was_packed_before_a_snapshot_may_be_offered_after_it(corpus: Corpus) -> None:
-    learner = built(corpus).learner
-    files = learner.dump(shared_only=True)
-    payload = train_and_pack(learner)
-    wanted = learner._wanted
-    assert wanted is not None
-    learner.load(files, own=False)
-    assert equal(learner.state.residual, wanted)
-    learner.apply(1, [contribution(ME, payload)], offered=True)
-    assert learner.state.residual and not equal(learner.state.residual, wanted)
-
-
-def test_what_is_wanted_is_forgotten_with_the_residual_that_it_holds(corpus: Corpus) -> None:
-    """A round named what an earlier process offered: that held all of the residual, and so does what is wanted now."""
-    learner = built(corpus).learner
-    old = train_and_pack(learner)
-    train_and_pack(learner)
-    learner.apply(1, [contribution(ME, old)], offered=False)
-    assert learner.state.residual == {}
-    learner.load(learner.dump(shared_only=True), own=False)
-    assert learner.state.residual == {}
 
 
 def test_a_payload_that_cannot_be_merged_is_refused(corpus: Corpus) -> None:
@@ -244,9 +95,9 @@ def test_a_payload_that_cannot_be_merged_is_refused(corpus: Corpus) -> None:
 
 def test_a_state_goes_there_and_back_with_its_residual(corpus: Corpus) -> None:
     learner = built(corpus).learner
-    learner.apply(1, [contribution(ME, train_and_pack(learner))], offered=True)
+    learner.apply(1, [contribution(ME, train_and_pack(learner))], Own.SAID)
     train_and_pack(learner)
-    learner.apply(2, [], offered=True)
+    learner.apply(2, [], Own.MISSED)
     state = learner.state
     assert state.residual and state.missed
     loaded = checkpoint.load(checkpoint.dump(state), state)

@@ -277,7 +277,9 @@ def test_nothing_is_lost_and_nothing_is_said_twice(events: list[str], seed: int,
     """Without decay: all that was trained = what the chain has heard + the residual, after whatever came."""
     peer = Scripted("sparseloco", f"topk{k}", residual=False)
     generator = torch.Generator().manual_seed(seed)
-    trained, here, there = torch.zeros(3), [], list[bytes]()
+    trained = torch.zeros(3)
+    here: list[bytes] = []
+    there: list[bytes] = []
     for number, event in enumerate(events, start=1):
         if event == "left":  # The chain is left back to its beginning.
             peer.learner.move(here, [])

@@ -262,3 +262,12 @@ def test_rounds_that_are_to_be_applied_again_come_before_the_rest() -> None:
     following.resume(ENTRIES[2].record.hash, list(ENTRIES[3:6]))
     assert records(following) == [e.record for e in ENTRIES[3:]]
     assert following.follows(ENTRIES[2].record)
+
+
+def test_whoever_gave_the_state_has_what_others_said_was_gone() -> None:
+    following = catch_up()
+    following.receive(PEERS[1], log([replace(entry, payload_bytes=0) for entry in ENTRIES]), chain())
+    assert following.wants_snapshot(chain())
+    following.have_donor()
+    assert not following.wants_snapshot(chain())
+    assert records(following) == [entry.record for entry in ENTRIES]

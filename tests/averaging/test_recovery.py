@@ -157,6 +157,11 @@ def test_a_contributor_counts_among_those_named() -> None:
     assert due(watch([SIGNERS[2]], SIGNERS[2], head, share_min=0.3), head) is not None
 
 
+def test_the_last_one_without_any_link_goes_on_too() -> None:
+    at = due(watch([ME]), now=LATER)
+    assert at is not None and at < LATER
+
+
 # One after the other.
 
 

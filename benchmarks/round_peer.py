@@ -24,6 +24,7 @@ from averaging import journal
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.node import Node, NodeConfig
+from averaging.outbox import Commit
 from averaging.record import FINGERPRINT_BYTES, Hash, genesis
 from averaging.storage import FileStorage
 from network.daemon import HivemindNetwork, open_network
@@ -182,8 +183,9 @@ class _Rounds:
             assert offered is not None
             await node.wait_news()
             commit = node.take_commits()[0]
+            assert isinstance(commit, Commit)
             decided = time.monotonic()
-            await worker.run(learner.apply, commit.record.round, commit.contributions, offered=True)
+            await worker.run(learner.apply, commit.record.round, commit.contributions, Own.SAID)
             base = await worker.run(learner.fingerprint)
             done = time.monotonic()
         node.anchored(commit.record.hash, base)

@@ -18,7 +18,7 @@ from optimizers.gossip import gossip_update
 from optimizers.presets import Method
 from optimizers.seam import Tensors
 from peer import checkpoint, method
-from peer.learner import Learner, Trained
+from peer.learner import Learner, Own, Trained
 from peer.method import Rules, TrainingState, rules_of
 from peer.trainer import Diverged, Trainer
 
@@ -95,7 +95,7 @@ def apply_meeting(
         apart=apart,
         round_index=round_index,
     )
-    residual = method.residual_after(parts[me][0], wanted, replica, rules.delta)
+    residual = {} if wanted is None else method.residual_after(parts[me][0], wanted, replica, rules.delta)
     return TrainingState(anchor, outer, residual)
 
 
@@ -133,14 +133,14 @@ class GossipLearner(Learner):
         self._delta = None
         return make_gossip_payload(self._wanted, self.state, self._rules)
 
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
         self.state = apply_meeting(
             self.state, members, self._rules, me=self._me, wanted=self._wanted, round_index=number - 1
         )
         self._wanted = None
 
-    def heard(self, payload: bytes | None) -> None:
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         raise AssertionError("a gossip run has no log that could be jumped")
 
     def fingerprint(self) -> bytes:

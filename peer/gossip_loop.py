@@ -27,7 +27,7 @@ from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_
 from averaging.storage import Storage
 from dht.facts import MemberFact, RunFact
 from network.seam import Network, PeerID
-from peer.learner import Learner
+from peer.learner import Learner, Own
 from peer.loop import LoopConfig
 from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
 from peer.worker import Worker
@@ -252,7 +252,7 @@ class GossipLoop:
         base = await self._worker.run(self._learner.fingerprint)
         said = Said(payload, max(1, self._pending_tokens), base, self.round)
         met = await self._explained(said, trained_seconds)
-        await self._worker.run(self._learner.apply, met.round, met.contributions, offered=True)
+        await self._worker.run(self._learner.apply, met.round, met.contributions, Own.SAID)
         before = self.head
         self.round, self.head = met.round, met.meeting
         self.tokens += self._pending_tokens

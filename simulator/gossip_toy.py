@@ -13,7 +13,7 @@ import msgpack
 
 from averaging.contribution import Contribution
 from network.seam import PeerID
-from peer.learner import Learner, Trained
+from peer.learner import Learner, Own, Trained
 
 TOKENS_PER_ROUND = 10
 
@@ -53,7 +53,7 @@ class ToyReplica(Learner):
         packed: bytes = msgpack.packb([self._delta, self.x])
         return packed
 
-    def apply(self, number: int, contributions: Sequence[Contribution], *, offered: bool) -> None:
+    def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         said = [_said(c.payload, len(self.x)) for c in contributions]
         count, rules = len(said), self._rules
         for i in range(len(self.x)):
@@ -63,7 +63,7 @@ class ToyReplica(Learner):
             self.x[i] += self.m[i]
         self._delta = [0.0] * len(self.x)
 
-    def heard(self, payload: bytes | None) -> None:
+    def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         raise AssertionError("a gossip run has no log that could be jumped")
 
     def fingerprint(self) -> bytes:

@@ -90,7 +90,7 @@ class Row:
 def main() -> None:
     arguments = parse_arguments()
     parameters = min(arguments.parameters, 1 << 18) if arguments.quick else arguments.parameters
-    repetitions = 1 if arguments.quick else 5
+    repetitions = 1 if arguments.quick else 3
     demo = load_demo(arguments.demo) if arguments.demo else None
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{platform.machine()}, {versions}, {parameters:,} parameters")

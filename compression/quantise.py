@@ -22,8 +22,8 @@ class Form:
     """Magnitude j of a level is `offset + book[j] * step`, or `book[j] * step` with one scale only.
 
     `block`: at most so many values share their scales. Those are few where values are dense; among top-k values, whose
-    indices cost more, each chunk has its own, or few chunks together: it is worth it, as chunks differ. `mantissa`: bits
-    of a scale beyond its exponent. `rounds` of Lloyd's iteration; none: the scales span the block's extremes.
+    indices cost more, each chunk has its own, or few chunks together: it is worth it, as chunks differ. `mantissa`:
+    bits of a scale beyond its exponent. `rounds` of Lloyd's iteration; none: the scales span the block's extremes.
     `entropy`: see `Values.symbol_entropy`.
     """
 

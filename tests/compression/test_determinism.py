@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from compression.chain import parse_chain
@@ -62,7 +63,7 @@ def reference_inverse(tile: Tensor) -> list[list[float]]:
     return [[float(np.float32(total) * np.float32(2.0 ** (exponent - 46))) for total in row] for row in columns]
 
 
-def numpy_inverse(tile: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def numpy_inverse(tile: Tensor) -> NDArray[np.float32]:
     """numpy's own matrix products in float64, the other way round: columns first would differ, sums may not."""
     numbers = tile.numpy().astype(np.float64)
     exponent = math.frexp(float(np.abs(numbers).max()))[1]
@@ -70,8 +71,8 @@ def numpy_inverse(tile: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float
     basis_h = np.array(integer_basis(height), dtype=np.float64)
     basis_w = np.array(integer_basis(width), dtype=np.float64)
     rows = np.rint(np.rint(numbers * 2.0 ** (24 - exponent)) @ basis_w * 2.0**-22)
-    result = (rows.T @ basis_h).T.astype(np.float32) * np.float32(2.0 ** (exponent - 46))
-    return result.astype(np.float32)
+    result: NDArray[np.float32] = (rows.T @ basis_h).T.astype(np.float32) * np.float32(2.0 ** (exponent - 46))
+    return result
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (12, 5), (16, 16)])

@@ -90,7 +90,7 @@ class Row:
 def main() -> None:
     arguments = parse_arguments()
     parameters = min(arguments.parameters, 1 << 18) if arguments.quick else arguments.parameters
-    repetitions = 1 if arguments.quick else 5
+    repetitions = 1 if arguments.quick else 3
     demo = load_demo(arguments.demo) if arguments.demo else None
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     print(f"{platform.machine()}, {versions}, {parameters:,} parameters")
@@ -118,9 +118,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="a quarter of a million parameters, one run each: under 30 s"
-    )
+    parser.add_argument("--quick", action="store_true", help="262,144 parameters, one run each: under 30 s")
     parser.add_argument("--parameters", type=int, default=10_485_760)
     parser.add_argument("--chain", action="append", help="measure this chain instead of the usual ones; repeatable")
     parser.add_argument("--demo", type=Path, help="demo.py of the published DeMo optimiser, to compare with")

@@ -91,9 +91,9 @@ def packed(fields: Fields) -> bytes:
     return words.astype(">u8").tobytes()[: -(-total // 8)]
 
 
-def best_parameter(mean: Integers) -> Integers:
-    """The Rice parameter for geometric numbers of this mean (rounded up): floor(log2(ln 2 (mean + 1))), about."""
-    scaled = np.maximum(1, ((mean + 1) * 45) >> 6)
+def best_parameter(total: Integers, number: Integers) -> Integers:
+    """The Rice parameter for geometric numbers with this sum: floor(log2(0.97 (mean + 1/2)))."""
+    scaled = np.maximum(1, (2 * total + number) * 31 // (64 * number))
     parameter: Integers = np.frexp(scaled.astype(np.float64))[1].astype(np.int64) - 1  # Exact: bit length less one.
     return parameter
 

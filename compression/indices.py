@@ -139,8 +139,8 @@ def read_indices(reader: BitReader, chunks: Chunked, counts: Integers) -> Intege
 
 def _gap_parameters(lengths: Integers, counts: Integers) -> tuple[Integers, Integers]:
     """For each chunk the Rice parameter of its gaps, and 1 where a gap can exceed the low bits, so has a quotient."""
-    mean = (lengths - counts) // (counts + 1)
-    width = np.where(counts == 1, best_parameter(2 * lengths), best_parameter(mean))
+    total = np.where(counts == 1, 4 * lengths, lengths - counts)
+    width = best_parameter(total, counts + 1)
     longest = np.frexp(np.maximum(0, lengths - counts).astype(np.float64))[1].astype(np.int64)
     width = np.minimum(width, longest)
     return width, (longest > width).astype(np.int64)

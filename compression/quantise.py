@@ -22,8 +22,8 @@ class Form:
     """Magnitude j of a level is `offset + book[j] * step`, or `book[j] * step` with one scale only.
 
     `block`: at most so many values share their scales. Those are few where values are dense; among top-k values, whose
-    indices cost more, each chunk has its own (at least 16 values): it is worth it, as chunks differ. `mantissa`: bits
-    of a scale beyond its exponent. `rounds` of Lloyd's iteration; none: the scales span the block's extremes.
+    indices cost more, each chunk has its own, or few chunks together: it is worth it, as chunks differ. `mantissa`:
+    bits of a scale beyond its exponent. `rounds` of Lloyd's iteration; none: the scales span the block's extremes.
     `entropy`: see `Values.symbol_entropy`.
     """
 
@@ -36,7 +36,7 @@ class Form:
     entropy: tuple[float, float] = (0.0, 0.0)
 
 
-_BLOCK_MIN = 16
+_BLOCK_MIN = {1: 16, 2: 48}  # By the number of scales.
 # Scales have at most 8 significant bits and books 15, so that `book[j] * step` is exact in float32. The fitted books
 # grow from step to step, for a Gaussian as much as for heavier tails: by 1/3 in all in 4 bits (a Lloyd quantiser of a
 # Gaussian: .128 .388 .657 .942 1.256 1.618 2.069 2.733 sigma), up to five times in 8.
@@ -101,7 +101,9 @@ class Levels(Values):
 
     def blocks(self, count: int, alike: int | None) -> int:
         longest = self.form.block
-        return ceil(count / (longest if alike is None else min(longest, max(_BLOCK_MIN, alike))))
+        if alike is not None:  # Whole chunks, until a scale costs little beside the indices.
+            longest = min(longest, alike * ceil(_BLOCK_MIN[self.form.scales] / alike))
+        return ceil(count / longest)
 
     def symbol_entropy(self, *, dense: bool) -> float:
         return self.form.entropy[0 if dense else 1]

@@ -97,6 +97,18 @@ def test_packet_and_residual_are_what_was_wanted(chain: Chain) -> None:
         torch.testing.assert_close(decoded[name] + residual[name], tensor, rtol=1e-5, atol=1e-9)
 
 
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.2, 1.0, 4.0]), st.sampled_from(SHAPES), st.integers(-30, 30))
+def test_the_declared_bound_holds(chain: Chain, seed: int, power: float, shape: tuple[int, ...], exponent: int) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).clamp(-6, 6)
+    tensor = tensor.sign() * tensor.abs() ** power * 2.0**exponent
+    spec = TensorSpec.of(tensor)
+    restored = chain.decompress(chain.compress(tensor), spec)
+    bound = chain.error_bound([spec])
+    assert 0 <= bound <= 1.001
+    assert float((restored - tensor).norm()) <= (bound + 1e-6) * float(tensor.norm())
+
+
 def test_something_gets_through(chain: Chain) -> None:
     """Feedback shrinks what is left: sending the residual again and again reaches the tensor."""
     wanted = {"matrix": contribution()["p10"]}

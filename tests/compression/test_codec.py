@@ -15,7 +15,8 @@ from torch import Tensor
 from compression import bitstream
 from compression.bitstream import BitReader, Fields, Unary, unzigzag, zigzag
 from compression.chain import Chain, parse_chain
-from compression.header import header_of, layout_of
+from compression.header import describe, header_of, layout_of
+from compression.levels import codes_of
 from compression.seam import InvalidPacket, Packet, TensorSpec
 
 CHAINS = [
@@ -79,6 +80,111 @@ def test_indices_cost_little_more_than_their_entropy(kept: int) -> None:
     scales = chain.values.blocks(kept << 6, chain.selection.alike) * 4 / 8
     head = len(header_of(str(chain), layout_of(specs)))
     assert len(packed(chain, [(1 << 18,)])) - head - scales <= 1.03 * bound_bytes(chain, specs) + 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"dct(64) topk({kept}/4096) bits(1)" for kept in (4, 8, 32, 64, 128)),
+        *(f"dct(64) topk({kept}/4096) bits(2)" for kept in (8, 32, 64)),
+        "dct(64) topk(32/4096) fp32",
+        "identity topk(64/4096) bits(4)",
+        "identity topk(128/4096) bits(8)",
+        "identity topk(64/4096) int(8)",
+        "identity globaltopk(1/64) bits(1)",
+        "identity globaltopk(1/20) bits(2)",
+        "identity mask(1/2) bits(2)",
+        *(f"identity all {v}" for v in ("bits(1)", "bits(2)", "bits(4)", "bits(8)", "int(4)", "int(8)", "e3m0")),
+        *(f"identity all {v}" for v in ("fp16", "bf16", "fp32")),
+    ],
+)
+def test_a_million_values_cost_at_most_three_per_cent_above_their_entropy(text: str) -> None:
+    """Header, counts, scales and all; the levels' own entropy, not their width, is the bound."""
+    chain = parse_chain(text)
+    tensor = normal(1024, 1024) * 1e-3
+    specs = [TensorSpec.of(tensor)]
+    packet = chain.compress(tensor)
+    data = chain.pack([packet], specs)
+    codes = codes_of([packet.levels], chain.values).astype(np.int64)
+    low = chain.values.level_bits - 1 - chain.values.symbol_bits
+    counts = np.bincount((codes >> low) & ((1 << chain.values.symbol_bits) - 1))
+    shares = counts[counts > 0] / len(codes)
+    bits = len(codes) * (1 + low - float((shares * np.log2(shares)).sum()))
+    chunks = chain.frame(specs).chunks()
+    if chunks is not None and not chain.selection.drawn:
+        bits += sum(map(entropy_bits, chunks.lengths.tolist(), chunks.capacities.tolist()))
+    assert 8 * len(data) <= 1.03 * bits
+    (unpacked,) = chain.unpack(data, specs)
+    assert torch.equal(unpacked.levels, packet.levels)
+
+
+def test_two_bits_are_212_times_smaller_than_float32() -> None:
+    """Published systems send the same (64 of 4096, two bits) in 1 / 146; DisTrO reports 1 / 857."""
+    tensor = normal(1024, 1024)
+    specs = [TensorSpec.of(tensor)]
+    for text, times in (("dct(64) topk(64/4096) bits(2)", 212), ("dct(64) topk(8/4096) bits(1)", 857)):
+        chain = parse_chain(text)
+        assert 4 * tensor.numel() >= times * len(chain.pack([chain.compress(tensor)], specs))
+
+
+def plain_bytes(chain: Chain, specs: list[TensorSpec]) -> int:
+    """The header, then whole fields: an index as long as a chunk needs, a float32 a scale, levels as they are."""
+    total = len(header_of(str(chain), layout_of(specs)))
+    for spec in specs:
+        size = chain.transform.size(spec.shape)
+        chunks = chain.selection.chunks(size)
+        count, index_bits = size, 0
+        if chunks is not None:
+            count = int(chunks.capacities().sum())
+            index_bits = sum(
+                k * max(1, (n - 1).bit_length())
+                for n, k in zip(chunks.lengths().tolist(), chunks.capacities().tolist(), strict=True)
+            )
+        scales = chain.values.blocks(count, chain.selection.alike) * chain.values.scale_columns
+        total += -(-(index_bits + count * chain.values.level_bits) // 8) + 4 * scales
+    return total
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 12), max_size=3).map(tuple), min_size=1, max_size=4),
+    exponent=st.integers(-60, 40),
+    zeros=st.booleans(),
+)
+def test_tiny_tensors_never_take_more_than_the_plain_packing(
+    chain: Chain, shapes: list[tuple[int, ...]], exponent: int, zeros: bool
+) -> None:
+    specs = specs_of(shapes)
+    tensors = [normal(*shape, seed=i) * 2.0**exponent * (0 if zeros else 1) for i, shape in enumerate(shapes)]
+    data = chain.pack([chain.compress(tensor) for tensor in tensors], specs)
+    # Seeds and one byte of flags, which a plain packing would need as well.
+    seeds = 4 * len(shapes) if chain.selection.drawn else 0
+    assert len(data) <= plain_bytes(chain, specs) + seeds + 1
+
+
+def test_a_packet_says_what_it_is() -> None:
+    for chain in CHAINS:
+        specs = specs_of(SHAPES)
+        data = packed(chain, SHAPES)
+        said = describe(data)
+        assert said.chain == str(chain)
+        assert said.layout == layout_of(specs)
+        assert said.header_bytes <= 14
+    halves = [TensorSpec(shape, torch.bfloat16) for shape in SHAPES]
+    with pytest.raises(InvalidPacket, match="layout: of tensors with other shapes or types"):
+        chain.unpack(data, halves)
+
+
+def test_a_packet_cannot_claim_more_than_it_holds() -> None:
+    """A model of 2^40 parameters would take terabytes: nothing is allocated for a packet of some bytes."""
+    for text in ("identity all bits(2)", "identity all fp32", "identity all bits(8)"):
+        chain = parse_chain(text)
+        specs = specs_of([(1 << 40,)])
+        head = header_of(str(chain), layout_of(specs))
+        for rest in (b"", b"\0" * 50, b"\xff" * 50):
+            with pytest.raises(InvalidPacket, match=r"^(levels|coded): "):
+                chain.unpack(head + rest, specs)
 
 
 @pytest.mark.parametrize("kept", [8, 32])

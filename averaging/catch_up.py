@@ -39,7 +39,7 @@ class CatchUp:
         self._source: PeerID | None = None
         """Who gave the newest of what is pending."""
         self._common: Hash | None = None
-        """A record up to which another chain is known to be the same as this peer's own: the parting is sought there."""
+        """Up to here another chain is known to be the same as this peer's own: the parting is sought from here on."""
         self.pending: list[LogEntry] = []
         self.held: dict[Hash, Contribution] = {}
         self.is_lost = False

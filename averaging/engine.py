@@ -222,7 +222,10 @@ class Engine:
         if message.head in self.chain:
             if message.head != head.hash:
                 self._tell(peer, message.head, now)
-        elif message.round > head.round or (message.tokens, head.hash) > (head.tokens, message.head):
+        elif message.tokens > head.tokens or (
+            # A recovery after this head has as many, and so has a chain that goes before this one.
+            message.tokens == head.tokens and (message.round > head.round or message.head < head.hash)
+        ):
             self.catch_up.notice(peer, message.round, now)
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
@@ -238,7 +241,7 @@ class Engine:
         if prev in self.chain:
             self._tell(peer, prev, now)
         else:
-            self.catch_up.notice(peer, self.head.round + 1, now)
+            self.catch_up.notice(peer, 0, now)
         return False
 
     # Progress: whatever the state allows, until nothing more is possible.
@@ -277,7 +280,7 @@ class Engine:
         if record is None:
             for peer in certificate.signatures:
                 if peer != self.me:
-                    self.catch_up.notice(peer, self.head.round + 1, now)
+                    self.catch_up.notice(peer, 0, now)
             return False
         missing = self.instance.missing(record)
         if missing:

@@ -126,7 +126,7 @@ class Offering:
         elif contribution.prev not in self._rounds.chain:
             if contribution.owner == peer and len(self._early) < EARLY_OFFERS_MAX:
                 self._early[peer] = contribution
-            self._catch_up.notice(peer, self._head.round + 1, now)
+            self._catch_up.notice(peer, 0, now)
         elif contribution.owner == peer:
             self._void(peer, contribution, now)
 
@@ -162,7 +162,7 @@ class Offering:
         else:
             if len(self._early_shares) < self._config.max_peers:
                 self._early_shares[peer] = share
-            self._catch_up.notice(peer, self._head.round + 1, now)
+            self._catch_up.notice(peer, 0, now)
 
     def _check(self, contribution: Contribution, weight_max: int) -> None:
         if not 0 < contribution.weight <= weight_max:

@@ -18,6 +18,7 @@ from compression.quantise import Levels
 from compression.seam import Compressor, Flat, Packet, TensorSpec
 from compression.select import SEED_BITS, All, Drawn, GlobalTopK, Selection, TopK
 from compression.slabs import slab_elements
+from compression.together import batches, compress_together
 from compression.transform import Dct, Identity, Transform
 from compression.values import Floats, Values
 
@@ -54,6 +55,16 @@ class Chain(Compressor):
         joined = values[0] if len(values) == 1 else torch.cat(values)
         levels, scales = self.values.quantise(joined, self.values.blocks(len(joined), self.selection.alike))
         return Packet(torch.cat(indices) if indices else None, levels, scales, seed)
+
+    def compress_all(self, tensors: Mapping[str, Tensor]) -> list[Packet]:
+        packets: list[Packet] = []
+        for names in batches(tensors) if isinstance(self.selection, TopK) else [[name] for name in sorted(tensors)]:
+            together = None
+            if isinstance(self.selection, TopK) and len(names) > 1:
+                chosen = [tensors[name] for name in names]
+                together = compress_together(chosen, self.transform, self.selection, self.values)
+            packets += together or Compressor.compress_all(self, {name: tensors[name] for name in names})
+        return packets
 
     def _seed_of(self, tensor: Tensor) -> int:
         if not isinstance(self.selection, Drawn):
@@ -104,7 +115,9 @@ class Chain(Compressor):
                 length = ceil(count / rows) if rows else 0
                 runs += [length] * (rows - 1) + [count - length * (rows - 1)] * (rows > 0)
             scales = torch.cat([packet.scales for packet in packets])
-            columns = list(scales.repeat_interleave(torch.tensor(runs, device=scales.device), dim=0).T)
+            columns = list(
+                scales.repeat_interleave(torch.tensor(runs, dtype=torch.int64, device=scales.device), dim=0).T
+            )
         return self.values.values_at(levels, columns)
 
     def restore_all(self, coefficients: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:

@@ -78,7 +78,7 @@ class Chain(Compressor):
         return self.values.dequantise(packet.levels, packet.scales)
 
     def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:
-        return self.flatten([packet], [spec]).dense(0, self.transform.size(spec.shape))
+        return self.flatten([packet], [spec]).dense()
 
     def restore(self, coefficients: Tensor, spec: TensorSpec) -> Tensor:
         return self.transform.inverse(coefficients, spec.shape).to(spec.dtype)
@@ -125,10 +125,9 @@ class Chain(Compressor):
         return [tensor.to(spec.dtype) for tensor, spec in zip(restored, specs, strict=True)]
 
     def decompress_all(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        sizes = self.coefficient_counts(specs)
-        if max(sizes, default=0) > slab_elements(torch.device("cpu")):
+        if max(self.coefficient_counts(specs), default=0) > slab_elements(torch.device("cpu")):
             return [self.decompress(packet, spec) for packet, spec in zip(packets, specs, strict=True)]
-        return self.restore_all(self.flatten(packets, specs).dense(0, sum(sizes)), specs)
+        return self.restore_all(self.flatten(packets, specs).dense(), specs)
 
     def coefficient_counts(self, specs: Sequence[TensorSpec]) -> list[int]:
         return [self.transform.size(spec.shape) for spec in specs]

@@ -19,7 +19,7 @@ from optimizers.schedule import Schedule
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
-MERGED_AT_ONCE = 1 << 17
+MERGED_AT_ONCE = 1 << 16
 """Coefficients: all members' fit a cache."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
@@ -141,12 +141,11 @@ def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules)
     """The merged pseudo-gradient. A few coefficients are dense for all members at a time; the rest stays packets."""
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     weights = [member.weight for member in members]
-    merged = torch.empty(flat[0].size, dtype=torch.float32)
     # Merging is coefficient by coefficient, so the pieces may be as small as a cache likes.
-    for start in range(0, len(merged), MERGED_AT_ONCE):
-        stop = min(start + MERGED_AT_ONCE, len(merged))
-        pieces = [{"": part.dense(start, stop)} for part in flat]
-        merged[start:stop] = rules.merge.merge(pieces, weights)[""]
+    pieces = zip(*(part.pieces(MERGED_AT_ONCE) for part in flat), strict=True)
+    merged = torch.empty(flat[0].size, dtype=torch.float32)
+    for target, parts in zip(torch.split(merged, MERGED_AT_ONCE), pieces, strict=False):
+        target.copy_(rules.merge.merge([{"": part} for part in parts], weights)[""])
     restored = rules.compressor.restore_all(merged, specs_of(anchor))
     return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
 

@@ -36,7 +36,7 @@ class GossipConfig:
     """The first round waits for so many members."""
     min_peers: int = 1
     """1: who finds nobody in time steps alone; more: it goes on looking."""
-    invitations_max: int = 8
+    invitations_max: int = 16
     """A peer that meets somebody other than its group invites so many in turn, at most."""
     invited_at_once: int = 3
     kept_max: int = 16

@@ -180,7 +180,7 @@ class Host(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Invitations:
-    """Whom to invite: `first` at once, those of `spare` as others refuse; all may come until `until`.
+    """Whom to invite: `first` at once, those of `spare` as others are not ready; all may come until `until`.
 
     With a `grace`, no longer than so many seconds after the first has come.
     """
@@ -200,6 +200,8 @@ class _Party:
     holding: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Its wait for HELD: ended when all is decided."""
     channel: Channel | None = None
+    trains: bool = False
+    """It has said so; it may still come."""
     accepted: bool = False
     round: int = 0
     contribution: Contribution | None = None
@@ -262,7 +264,8 @@ class Organised:
         while anyio.current_time() < until and not self._host.is_claimed_elsewhere(self):
             accepted = self._accepted()
             waiting = [party for party in self._parties.values() if not party.gone and not party.accepted]
-            for _ in range(max(0, len(invitations.first) - len(waiting) - len(accepted))):
+            silent = sum(not party.trains for party in waiting)
+            for _ in range(max(0, len(invitations.first) - silent - len(accepted))):
                 peer = next(invitations.spare, None)
                 if peer is not None:
                     self._start(tasks, peer)
@@ -362,6 +365,8 @@ class Organised:
             self.was_answered = True
             self._host.saw_answer(anyio.current_time() - begun)
         if isinstance(message, Later):
+            party.trains = True
+            self._signal.notify()
             message = await channel.receive(None)
         if not isinstance(message, Accept):
             return False

@@ -18,9 +18,9 @@ who hold everything. It ends in one way for all of them unless somebody crashes 
   names the meetings that are in it, so it goes on telling the truth about them.
 
 What an error costs: let S be those who the organiser said had met, T those of S that did not apply it. The moves within
-S add up to zero, so the mean of all N replicas shifts by (mixing / N) |sum over T of (mean of S - replica)|: for a pair
-at most mixing / (2 N) times the distance between the two. The work of T is in the others' replicas and will be said
-again, at most once more.
+S add up to zero, so in the end the mean of all N replicas is shifted by (k / N) |sum over T of (mean of S - replica)|,
+k = mixing / (1 - momentum): for a pair at most k / (2 N) times the distance between the two. The work of T is in the
+others' replicas and will be said again, at most once more.
 """
 
 from __future__ import annotations

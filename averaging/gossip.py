@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import final
 
 from averaging.record import Hash, sha256
-from averaging.timing import Estimate, Pace
+from averaging.timing import Pace
 from network.identity import public_key_of
 from network.seam import PeerID
 
@@ -133,9 +133,9 @@ class GossipTiming:
 
     trained: Pace = field(default_factory=Pace)
     """One's own inner steps between two meetings."""
-    answers: Estimate = field(default_factory=Estimate)
+    answers: Pace = field(default_factory=Pace)
     """From an invitation to the first word back."""
-    exchanges: Estimate = field(default_factory=Estimate)
+    exchanges: Pace = field(default_factory=Pace)
     """From an acceptance to the end of the meeting."""
     misses: int = 0
     """Deadlines in a row that passed: each doubles what is allowed, for they may have been too short."""
@@ -156,11 +156,11 @@ class GossipTiming:
         """How long to wait for a partner that still trains: half of one's own training is the most that waiting may
         cost, but a few answers must have the time to come.
         """
-        trained = self.trained.mean / 2 if self.trained.times else config.first_seconds
-        answer = 4 * self.answers.high if self.answers.count else config.first_seconds * 2.0**self.misses
+        trained = self.trained.mean / 2 if self.trained.is_known else config.first_seconds
+        answer = 4 * self.answers.high if self.answers.is_known else config.first_seconds * 2.0**self.misses
         return min(max(trained, answer, config.seconds_min), config.seconds_max)
 
     def exchange_seconds(self, config: GossipConfig) -> float:
         """How long one step of a meeting may take before the partner counts as gone."""
-        known = 2 * self.exchanges.high if self.exchanges.count else config.first_seconds
+        known = 2 * self.exchanges.high if self.exchanges.is_known else config.first_seconds
         return min(max(known, config.seconds_min) * 2.0**self.misses, config.seconds_max)

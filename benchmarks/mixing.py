@@ -24,6 +24,7 @@ from averaging.gossip_voice import Said
 from network.simulated import Link, World, WorldConfig
 from optimizers.gossip import variance_factor
 from optimizers.presets import PRESETS
+from peer.learner import Own
 from simulator.gossip_toy import ToyReplica, ToyRules
 from simulator.toy import ToySigner
 from simulator.virtual_time import run_virtual
@@ -102,7 +103,7 @@ async def with_nodes(peers: int, size: int, dial_loss: float, rounds: int, rules
                 seconds = TRAIN_SECONDS * own.uniform(0.8, 1.2)
                 await anyio.sleep(seconds)
                 met = await node.meet(Said(replica.pack(), 1, bytes(16), round_), seconds)
-                replica.apply(met.round, met.contributions, offered=True)
+                replica.apply(met.round, met.contributions, Own.SAID)
                 round_ = met.round
                 alone += len(met.contributions) == 1
                 values[turn + 1].append(replica.x[0])

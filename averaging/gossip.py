@@ -160,6 +160,11 @@ class GossipTiming:
         answer = 4 * self.answers.high if self.answers.is_known else config.first_seconds * 2.0**self.misses
         return min(max(trained, answer, config.seconds_min), config.seconds_max)
 
+    def answer_seconds(self, config: GossipConfig) -> float:
+        """How long an invited peer may say nothing at all: then it is not there, and need not be waited for."""
+        known = 2 * self.answers.high if self.answers.is_known else config.first_seconds * 2.0**self.misses
+        return min(max(known, config.seconds_min), config.seconds_max)
+
     def exchange_seconds(self, config: GossipConfig) -> float:
         """How long one step of a meeting may take before the partner counts as gone."""
         known = 2 * self.exchanges.high if self.exchanges.is_known else config.first_seconds

@@ -34,8 +34,8 @@ from benchmarks.codec_rivals import DeMo, Rival, demo_rival, hivemind_rivals, lo
 from compression.chain import Chain, parse_chain
 from compression.indices import counts_of
 from compression.levels import codes_of
+from compression.merging import merge_flat
 from compression.seam import Flat, Packet, TensorSpec
-from peer.method import MERGED_AT_ONCE
 
 CHAINS = (
     "dct(64) topk(8/4096) bits(1)",
@@ -271,10 +271,7 @@ def time_table(chain: Chain, tensors: Tensors, published: DeMo | None, repetitio
     times = total // block.numel()
 
     def merged(unpacked: list[Flat]) -> object:
-        pieces = zip(*(part.pieces(MERGED_AT_ONCE) for part in unpacked), strict=True)
-        result = torch.empty(flat[0].size)
-        for target, parts in zip(torch.split(result, MERGED_AT_ONCE), pieces, strict=True):
-            target.copy_(merge.merge([{"": part} for part in parts], [1] * 8)[""])
+        result = merge_flat(unpacked, lambda parts: merge.merge([{"": part} for part in parts], [1] * 8)[""])
         return chain.restore_all(result, specs)
 
     works: dict[str, Callable[[], object]] = {

@@ -114,3 +114,22 @@ def test_what_is_found_is_made_small_and_found_again(monkeypatch: pytest.MonkeyP
     assert len(small.faults) < len(scenario.faults) / 2
     again = run_scenario(Scenario.from_text(small.to_text()))
     assert again.failure is not None and again.failure.startswith("Disagreement")
+
+
+FOUNDER_DIES_IN_ITS_FIRST_VOTE = """
+peers = 5
+rounds = 1
+seed = 262
+faults_end = 2.35
+
+[[faults]]
+kind = "torn"
+at = { phase = "offered", after = 0.06 }
+peer = 0
+restart_after = 0.05
+"""
+
+
+@pytest.mark.parametrize("text", [FOUNDER_DIES_IN_ITS_FIRST_VOTE])
+def test_what_was_found_once_stays_mended(text: str) -> None:
+    assert run_scenario(Scenario.from_text(text)).failure is None

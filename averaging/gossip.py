@@ -36,7 +36,7 @@ class GossipConfig:
     """The first round waits for so many members."""
     min_peers: int = 1
     """1: who finds nobody in time steps alone; more: it goes on looking."""
-    invitations_max: int = 8
+    invitations_max: int = 16
     """A peer that meets somebody other than its group invites so many in turn, at most."""
     invited_at_once: int = 3
     kept_max: int = 16
@@ -156,9 +156,14 @@ class GossipTiming:
         """How long to wait for a partner that still trains: half of one's own training is the most that waiting may
         cost, but a few answers must have the time to come.
         """
-        trained = self.trained.mean / 2 if self.trained.times else config.first_seconds
+        trained = self.trained.mean / 2 if self.trained.is_known else config.first_seconds
         answer = 4 * self.answers.high if self.answers.is_known else config.first_seconds * 2.0**self.misses
         return min(max(trained, answer, config.seconds_min), config.seconds_max)
+
+    def answer_seconds(self, config: GossipConfig) -> float:
+        """How long an invited peer may say nothing at all: then it is not there, and need not be waited for."""
+        known = 2 * self.answers.high if self.answers.is_known else config.first_seconds * 2.0**self.misses
+        return min(max(known, config.seconds_min), config.seconds_max)
 
     def exchange_seconds(self, config: GossipConfig) -> float:
         """How long one step of a meeting may take before the partner counts as gone."""

@@ -18,9 +18,9 @@ who hold everything. It ends in one way for all of them unless somebody crashes 
   names the meetings that are in it, so it goes on telling the truth about them.
 
 What an error costs: let S be those who the organiser said had met, T those of S that did not apply it. The moves within
-S add up to zero, so the mean of all N replicas shifts by (mixing / N) |sum over T of (mean of S - replica)|: for a pair
-at most mixing / (2 N) times the distance between the two. The work of T is in the others' replicas and will be said
-again, at most once more.
+S add up to zero, so in the end the mean of all N replicas is shifted by (k / N) |sum over T of (mean of S - replica)|,
+k = mixing / (1 - momentum): for a pair at most k / (2 N) times the distance between the two. The work of T is in the
+others' replicas and will be said again, at most once more.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Terms:
     members_min: int
     """Peers that a meeting needs, at least 2."""
     exchange_seconds: float
+    answer_seconds: float
+    """Who has said nothing to an invitation for so long is not there."""
     round_leap_max: int
     judge: Callable[[bytes, Hash, PeerID | None], Contribution | None]
     """The contribution in a stranger's bytes, if it is good for this meeting and of this owner (None: of anybody)."""
@@ -180,7 +182,7 @@ class Host(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Invitations:
-    """Whom to invite: `first` at once, those of `spare` as others refuse; all may come until `until`.
+    """Whom to invite: `first` at once, those of `spare` as others are not ready; all may come until `until`.
 
     With a `grace`, no longer than so many seconds after the first has come.
     """
@@ -199,7 +201,10 @@ class _Party:
     talk: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     holding: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Its wait for HELD: ended when all is decided."""
+    asked_at: float = field(default_factory=anyio.current_time)
     channel: Channel | None = None
+    trains: bool = False
+    """It has said so; it may still come."""
     accepted: bool = False
     round: int = 0
     contribution: Contribution | None = None
@@ -261,8 +266,9 @@ class Organised:
         until, room = invitations.until, self._terms.group_size - 1
         while anyio.current_time() < until and not self._host.is_claimed_elsewhere(self):
             accepted = self._accepted()
-            waiting = [party for party in self._parties.values() if not party.gone and not party.accepted]
-            for _ in range(max(0, len(invitations.first) - len(waiting) - len(accepted))):
+            waiting = [party for party in self._parties.values() if self._may_come(party)]
+            silent = [party for party in waiting if not party.trains]
+            for _ in range(max(0, len(invitations.first) - len(silent) - len(accepted))):
                 peer = next(invitations.spare, None)
                 if peer is not None:
                     self._start(tasks, peer)
@@ -271,7 +277,12 @@ class Organised:
                 return
             if invitations.grace is not None and self._are_enough(accepted):
                 until = min(until, anyio.current_time() + invitations.grace)
-            await self._signal.wait(until - anyio.current_time())
+            wake_at = min([until, *(party.asked_at + self._terms.answer_seconds for party in silent)])
+            await self._signal.wait(max(0.0, wake_at - anyio.current_time()))
+
+    def _may_come(self, party: _Party) -> bool:
+        is_silent = anyio.current_time() >= party.asked_at + self._terms.answer_seconds
+        return not party.gone and not party.accepted and (party.trains or not is_silent)
 
     def _are_enough(self, guests: Sized) -> bool:
         return 1 + len(guests) >= self._terms.members_min
@@ -355,13 +366,14 @@ class Organised:
         channel.send(self._outcome if self._outcome is not None and named else Abort())
 
     async def _wait_accepted(self, party: _Party, channel: Channel) -> bool:
-        begun = anyio.current_time()
         channel.send(self._invite)
         message = await channel.receive(None)  # The meeting's own deadline ends it.
         if message is not None:
             self.was_answered = True
-            self._host.saw_answer(anyio.current_time() - begun)
+            self._host.saw_answer(anyio.current_time() - party.asked_at)
         if isinstance(message, Later):
+            party.trains = True
+            self._signal.notify()
             message = await channel.receive(None)
         if not isinstance(message, Accept):
             return False

@@ -236,7 +236,7 @@ class GossipNode:
         return anyio.current_time() >= self._latest
 
     def _terms(self, ready: _Ready, invite: Invite, organiser: PeerID) -> Terms:
-        return self._voice.terms(ready.said, invite, organiser, self.timing.exchange_seconds(self._config))
+        return self._voice.terms(ready.said, invite, organiser, self.timing)
 
     # What a meeting that this peer organises needs of it (`gossip_meeting.Host`).
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from averaging.contribution import Contribution, parse_contribution, sign_contribution
-from averaging.gossip import NONCE_BYTES, GossipConfig, meeting_id
+from averaging.gossip import NONCE_BYTES, GossipConfig, GossipTiming, meeting_id
 from averaging.gossip_meeting import Terms
 from averaging.gossip_messages import OVERHEAD_BYTES_MAX, WAIT_MILLISECONDS_MAX, Invite
 from averaging.record import Hash, Malformed
@@ -58,14 +58,15 @@ class Voice:
         meeting = meeting_id(self._run_id, organiser, invite.round, invite.nonce)
         return sign_contribution(self._signer, meeting, said.weight, said.base, False, said.payload)
 
-    def terms(self, said: Said, invite: Invite, organiser: PeerID, exchange_seconds: float) -> Terms:
+    def terms(self, said: Said, invite: Invite, organiser: PeerID, timing: GossipTiming) -> Terms:
         config = self._config
         return Terms(
             mine=self.sign(said, invite, organiser),
             round=said.round,
             group_size=config.group_size,
             members_min=max(2, config.min_peers),
-            exchange_seconds=exchange_seconds,
+            exchange_seconds=timing.exchange_seconds(config),
+            answer_seconds=timing.answer_seconds(config),
             round_leap_max=config.round_leap_max,
             judge=self.judge,
         )

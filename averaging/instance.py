@@ -84,7 +84,11 @@ class Instance:
         """Keeps an offer on this head; a later one of the same peer replaces it as that peer's offer."""
         assert contribution.prev == self.head.hash
         if contribution.digest in self.held:
-            return False
+            # What a journal held for a record is an offer only once its owner pushes it again.
+            if contribution.owner in self.offers:
+                return False
+            self.offers[contribution.owner] = contribution
+            return True
         if sum(c.owner == contribution.owner for c in self.held.values()) >= OFFERS_PER_PEER_MAX:
             return False
         self.held[contribution.digest] = contribution

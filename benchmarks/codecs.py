@@ -16,6 +16,7 @@ this project and needs einops), and the time of both with eight peers.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import time
@@ -34,6 +35,7 @@ from benchmarks.codec_rivals import DeMo, Rival, demo_rival, hivemind_rivals, lo
 from compression.chain import Chain, parse_chain
 from compression.indices import counts_of
 from compression.levels import codes_of
+from compression.merging import merge_flat
 from compression.seam import Flat, Packet, TensorSpec
 
 CHAINS = (
@@ -242,11 +244,12 @@ def lost(chain: Chain, tensors: Tensors) -> float:
 def peak_megabytes(work: Callable[[], object]) -> float | None:
     """Linux only: the kernel's own peak of resident memory, set back before."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)  # What was freed before would hide what is taken now.
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_megabytes("VmRSS")
         work()
         return max(0.0, _status_megabytes("VmHWM") - before)
-    except OSError:
+    except (OSError, AttributeError):
         return None
 
 
@@ -270,11 +273,7 @@ def time_table(chain: Chain, tensors: Tensors, published: DeMo | None, repetitio
     times = total // block.numel()
 
     def merged(unpacked: list[Flat]) -> object:
-        result = torch.empty(flat[0].size)
-        for start in range(0, len(result), 1 << 17):
-            stop = min(start + (1 << 17), len(result))
-            pieces = [{"": part.dense(start, stop)} for part in unpacked]
-            result[start:stop] = merge.merge(pieces, [1] * 8)[""]
+        result = merge_flat(unpacked, lambda parts: merge.merge([{"": part} for part in parts], [1] * 8)[""])
         return chain.restore_all(result, specs)
 
     works: dict[str, Callable[[], object]] = {

@@ -18,6 +18,7 @@ from compression.quantise import Levels
 from compression.seam import Compressor, Flat, Packet, TensorSpec
 from compression.select import SEED_BITS, All, Drawn, GlobalTopK, Selection, TopK
 from compression.slabs import slab_elements
+from compression.together import batches, compress_together
 from compression.transform import Dct, Identity, Transform
 from compression.values import Floats, Values
 
@@ -55,6 +56,16 @@ class Chain(Compressor):
         levels, scales = self.values.quantise(joined, self.values.blocks(len(joined), self.selection.alike))
         return Packet(torch.cat(indices) if indices else None, levels, scales, seed)
 
+    def compress_all(self, tensors: Mapping[str, Tensor]) -> list[Packet]:
+        packets: list[Packet] = []
+        for names in batches(tensors) if isinstance(self.selection, TopK) else [[name] for name in sorted(tensors)]:
+            together = None
+            if isinstance(self.selection, TopK) and len(names) > 1:
+                chosen = [tensors[name] for name in names]
+                together = compress_together(chosen, self.transform, self.selection, self.values)
+            packets += together or Compressor.compress_all(self, {name: tensors[name] for name in names})
+        return packets
+
     def _seed_of(self, tensor: Tensor) -> int:
         if not isinstance(self.selection, Drawn):
             return 0
@@ -67,7 +78,7 @@ class Chain(Compressor):
         return self.values.dequantise(packet.levels, packet.scales)
 
     def coefficients(self, packet: Packet, spec: TensorSpec) -> Tensor:
-        return self.flatten([packet], [spec]).dense(0, self.transform.size(spec.shape))
+        return self.flatten([packet], [spec]).dense()
 
     def restore(self, coefficients: Tensor, spec: TensorSpec) -> Tensor:
         return self.transform.inverse(coefficients, spec.shape).to(spec.dtype)
@@ -104,7 +115,9 @@ class Chain(Compressor):
                 length = ceil(count / rows) if rows else 0
                 runs += [length] * (rows - 1) + [count - length * (rows - 1)] * (rows > 0)
             scales = torch.cat([packet.scales for packet in packets])
-            columns = list(scales.repeat_interleave(torch.tensor(runs, device=scales.device), dim=0).T)
+            columns = list(
+                scales.repeat_interleave(torch.tensor(runs, dtype=torch.int64, device=scales.device), dim=0).T
+            )
         return self.values.values_at(levels, columns)
 
     def restore_all(self, coefficients: Tensor, specs: Sequence[TensorSpec]) -> list[Tensor]:
@@ -112,10 +125,9 @@ class Chain(Compressor):
         return [tensor.to(spec.dtype) for tensor, spec in zip(restored, specs, strict=True)]
 
     def decompress_all(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        sizes = self.coefficient_counts(specs)
-        if max(sizes, default=0) > slab_elements(torch.device("cpu")):
+        if max(self.coefficient_counts(specs), default=0) > slab_elements(torch.device("cpu")):
             return [self.decompress(packet, spec) for packet, spec in zip(packets, specs, strict=True)]
-        return self.restore_all(self.flatten(packets, specs).dense(0, sum(sizes)), specs)
+        return self.restore_all(self.flatten(packets, specs).dense(), specs)
 
     def coefficient_counts(self, specs: Sequence[TensorSpec]) -> list[int]:
         return [self.transform.size(spec.shape) for spec in specs]

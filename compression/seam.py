@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -52,14 +52,23 @@ class Flat:
     values: Tensor
     size: int
 
-    def dense(self, start: int, stop: int) -> Tensor:
-        """Coefficients `start` to `stop`, perhaps a view."""
+    def dense(self) -> Tensor:
+        """All coefficients, perhaps a view."""
+        return next(self.pieces(max(1, self.size)), self.values)
+
+    def pieces(self, length: int) -> Iterator[Tensor]:
+        """All coefficients in order, `length` at a time, perhaps views."""
         if self.positions is None:
-            return self.values[start:stop]
-        bounds = torch.tensor([start, stop], device=self.positions.device)
-        low, high = torch.searchsorted(self.positions, bounds).tolist()
-        part = torch.zeros(stop - start, dtype=torch.float32, device=self.values.device)
-        return part.index_copy_(0, self.positions[low:high] - start, self.values[low:high])
+            yield from self.values.split_with_sizes(
+                [min(length, self.size - start) for start in range(0, self.size, length)]
+            )
+            return
+        starts = torch.arange(0, self.size + length, length, device=self.positions.device)
+        bounds = torch.searchsorted(self.positions, starts).tolist()
+        for number, start in enumerate(range(0, self.size, length)):
+            low, high = bounds[number], bounds[number + 1]
+            part = torch.zeros(min(length, self.size - start), dtype=torch.float32, device=self.values.device)
+            yield part.index_copy_(0, self.positions[low:high] - start, self.values[low:high])
 
 
 class Compressor(ABC):

@@ -59,8 +59,9 @@ def gossip_update(
     with m = -lr b its b <- momentum b + g, phi <- phi - lr b is the same for g = delta + (mixing / lr) apart. Without
     momentum, with lr 1 and mixing 1, phi_i <- mean(theta): plain averaging, as in Moshpit SGD (arXiv 2103.03239).
 
-    Summed over the members, the terms with `mixing` vanish: the mean of all replicas moves by the deltas only. That
-    holds for any compression if all members, the peer itself too, use the replicas as they were said.
+    Summed over the members, the terms with `mixing` vanish, so what meetings keep is the sum over all peers of
+    phi + momentum / (1 - momentum) m, where a replica comes to rest: it moves by the deltas only. That holds for any
+    compression if all members, the peer itself too, use the replicas as they were said.
     """
     gradient = dict(delta)
     if apart is not None:

@@ -45,10 +45,10 @@ def gossip_rules_of(chosen: Method, parse_chain: Callable[[str], Compressor]) ->
     return GossipRules(rules, replace(rules, compressor=chain, merge=Mean()))
 
 
-def make_gossip_payload(wanted: Tensors, state: TrainingState, rules: GossipRules) -> bytes:
+def make_gossip_payload(wanted: Tensors, state: TrainingState, rules: GossipRules, round_index: int = 0) -> bytes:
     """What this peer says in a meeting: its delta and its replica (`state.anchor`), each through its own chain."""
-    delta = method.make_payload(wanted, rules.delta.compressor)
-    replica = method.make_payload(state.anchor, rules.replica.compressor)
+    delta = method.make_payload(wanted, rules.delta.compressor.seeded(round_index))
+    replica = method.make_payload(state.anchor, rules.replica.compressor.seeded(round_index))
     packed: bytes = msgpack.packb([delta, replica])
     return packed
 
@@ -118,20 +118,21 @@ class GossipLearner(Learner):
         self._held_out = held_out
         self._wanted: dict[str, Tensor] | None = None
         self._delta: dict[str, Tensor] | None = None
+        self._round_index = 0
 
     def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
         try:
             result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
         except Diverged:
             return Trained(0, float("nan"))
-        self._delta = result.delta
+        self._delta, self._round_index = result.delta, round_index
         return Trained(result.tokens, result.loss)
 
     def pack(self) -> bytes:
         assert self._delta is not None
         self._wanted = method.wanted(self.state, self._delta, self._rules.delta.method)
         self._delta = None
-        return make_gossip_payload(self._wanted, self.state, self._rules)
+        return make_gossip_payload(self._wanted, self.state, self._rules, self._round_index)
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
@@ -141,7 +142,7 @@ class GossipLearner(Learner):
         self._wanted = None
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
-        raise AssertionError("a gossip run has no log that could be jumped")
+        raise AssertionError("a gossip run has no chain to move to")
 
     def fingerprint(self) -> bytes:
         return method.fingerprint(self.state.anchor, self.state.outer)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from averaging.merge import Merge, build_merge
+from compression.merging import merge_flat
 from compression.seam import Compressor, Flat, InvalidPacket, Packet, TensorSpec
 from optimizers.outer import build_outer
 from optimizers.presets import Method
@@ -19,8 +20,6 @@ from optimizers.schedule import Schedule
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
-MERGED_AT_ONCE = 1 << 17
-"""Coefficients: all members' fit a cache."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
 
@@ -138,15 +137,10 @@ def apply_round(
 
 
 def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
-    """The merged pseudo-gradient. A few coefficients are dense for all members at a time; the rest stays packets."""
+    """The merged pseudo-gradient. Only it is dense: what members sent stays sparse, or is dense a piece at a time."""
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     weights = [member.weight for member in members]
-    merged = torch.empty(flat[0].size, dtype=torch.float32)
-    # Merging is coefficient by coefficient, so the pieces may be as small as a cache likes.
-    for start in range(0, len(merged), MERGED_AT_ONCE):
-        stop = min(start + MERGED_AT_ONCE, len(merged))
-        pieces = [{"": part.dense(start, stop)} for part in flat]
-        merged[start:stop] = rules.merge.merge(pieces, weights)[""]
+    merged = merge_flat(flat, lambda values: rules.merge.merge([{"": value} for value in values], weights)[""])
     restored = rules.compressor.restore_all(merged, specs_of(anchor))
     return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
 

@@ -64,7 +64,7 @@ class ToyReplica(Learner):
         self._delta = [0.0] * len(self.x)
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
-        raise AssertionError("a gossip run has no log that could be jumped")
+        raise AssertionError("a gossip run has no chain to move to")
 
     def fingerprint(self) -> bytes:
         return hashlib.blake2b(self._bytes(), digest_size=16).digest()

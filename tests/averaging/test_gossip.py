@@ -159,7 +159,7 @@ def test_every_deadline_is_bounded_whatever_was_observed(events: list[tuple[str,
             timing = timing.exchanged(seconds)
         else:
             timing = timing.missed()
-        for deadline in (timing.patience(CONFIG), timing.exchange_seconds(CONFIG)):
+        for deadline in (timing.patience(CONFIG), timing.exchange_seconds(CONFIG), timing.answer_seconds(CONFIG)):
             assert CONFIG.seconds_min <= deadline <= CONFIG.seconds_max
 
 

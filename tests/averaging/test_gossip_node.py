@@ -30,6 +30,7 @@ from averaging.gossip_voice import Said, Voice
 from network.framing import FrameReader, send_frame
 from network.seam import PeerID
 from network.simulated import Link, World, WorldConfig
+from peer.learner import Own
 from simulator.gossip_toy import ToyReplica, ToyRules
 from simulator.toy import ToySigner
 from simulator.virtual_time import run_virtual
@@ -55,7 +56,7 @@ class Peer:
         with anyio.fail_after(LONGEST):
             said = Said(self.replica.pack(), 10, bytes(16), self.round)
             met = await self.node.meet(said, trained_seconds)
-        self.replica.apply(met.round, met.contributions, offered=True)
+        self.replica.apply(met.round, met.contributions, Own.SAID)
         self.round = met.round
         self.met.append(met)
         return met

@@ -138,6 +138,14 @@ def test_the_summary_is_for_people_and_for_programs(run: Run, swarm: dict[str, R
     assert written["tokens"] == {"processed": 1000, "merged": 900, "lost": 100, "by_peer": {}}
 
 
+def test_replicas_of_a_gossip_run_may_differ(run: Run, swarm: dict[str, Recorder]) -> None:
+    gossip = {"tokens": SUMMARY.tokens, "fingerprints_equal": False, "mode": "gossip", "replicas_apart": 0.0123}
+    swarm["local"].result = Summary(**{**SUMMARY.as_json(), **gossip})  # type: ignore[arg-type]
+    result = run("simulate", "--rounds", "5", "--preset", "noloco")
+    assert result.code == 0
+    assert "one replica a peer, at most 1.23% of their norm apart" in result.out
+
+
 def test_json_on_stdout_is_nothing_but_json(run: Run, swarm: dict[str, Recorder]) -> None:
     result = run("simulate", "--rounds", "5", "--json", "-")
     assert json.loads(result.out) == SUMMARY.as_json()

@@ -24,7 +24,22 @@ with atheris.instrument_imports(include=["compression"]):
     from compression.seam import InvalidPacket, TensorSpec
 
 SHAPES = [(), (9,), (0,), (20, 30), (64, 64), (7, 5, 3)]
-FIELDS = set("length version chain layout coded full counts seeds scales indices levels header".split())
+FIELDS = frozenset(
+    (
+        "length",
+        "version",
+        "chain",
+        "layout",
+        "coded",
+        "full",
+        "counts",
+        "seeds",
+        "scales",
+        "indices",
+        "levels",
+        "header",
+    )
+)
 CHAINS = [
     parse_chain(text)
     for text in (

@@ -145,6 +145,8 @@ def test_zeros_cost_little_and_decode_as_zeros(chain: Chain) -> None:
     tensor = torch.zeros(100, 100)
     data, residual = compress_with_residual(chain, {"weight": tensor})
     assert torch.equal(residual["weight"], tensor)
+    several = {name: torch.zeros_like(tensor) for name, tensor in contribution().items()}
+    assert all(not tensor.any() for tensor in compress_with_residual(chain, several)[1].values())
     if not isinstance(chain.selection, (All, Drawn)):
         assert len(data) < 1 + tensor.numel() // 8
 

@@ -125,6 +125,25 @@ def test_replicas_mix_as_fast_as_theory_says(size: int, mixing: float, momentum:
     assert measured == pytest.approx(variance_factor(size, mixing, momentum), rel=0.05)
 
 
+@given(st.integers(2, 8), st.floats(0.1, 1.2), st.floats(0, 0.9), st.integers(0, 2**32))
+def test_where_the_replicas_come_to_rest_stays_whoever_meets_how_often(
+    peers: int, mixing: float, momentum: float, seed: int
+) -> None:
+    """Peers at different rounds, some of them alone: the sum of phi + momentum / (1 - momentum) m is kept."""
+    rng = random.Random(seed)
+    x = [[rng.gauss(0, 1)] for _ in range(peers)]
+    m = [[rng.gauss(0, 1)] for _ in range(peers)]
+
+    def rest() -> float:
+        return sum(x[i][0] + momentum / (1 - momentum) * m[i][0] for i in range(peers))
+
+    before = rest()
+    for _ in range(10):
+        group = rng.sample(range(peers), rng.randint(1, peers))
+        reference_round(x, m, [list(v) for v in x], [group], (momentum, 0.0, mixing))
+        assert rest() == pytest.approx(before, rel=1e-6, abs=1e-6)
+
+
 def test_without_momentum_the_variance_shrinks_by_the_size_of_the_groups() -> None:
     assert [round(variance_factor(size), 6) for size in (2, 4, 8)] == [0.5, 0.25, 0.125]
 

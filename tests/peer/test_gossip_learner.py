@@ -22,6 +22,7 @@ from peer.gossip_learner import (
     gossip_rules_of,
     make_gossip_payload,
 )
+from peer.learner import Own
 from peer.method import TrainingState
 from peer.spec import GroupPart, InvalidSpec, make_spec
 
@@ -155,7 +156,7 @@ def test_a_real_model_meets_keeps_its_work_and_comes_back_from_its_files() -> No
     before = [learner.fingerprint() for learner in learners]
     assert before[0] == before[1], "founders begin with the same weights"
     for learner in learners:
-        learner.apply(1, said, offered=True)
+        learner.apply(1, said, Own.SAID)
     assert learners[0].fingerprint() not in before
     files = learners[0].dump()
     again = build_with(spec, identities[0].peer_id, corpus).learner

@@ -33,7 +33,7 @@ from simulator.faults import (
 
 PEERS_MAX = 1000
 FAULTS_MAX = 10_000
-LEARNERS = ("units", "vector")
+LEARNERS = ("units", "vector", "overlap", "streaming")
 
 
 @final
@@ -50,7 +50,9 @@ class Scenario:
     faults_end: float = 30.0
     faults: tuple[Fault, ...] = ()
     learner: str = "units"
-    """`units` are counted one by one; `vector` is 64 real numbers through the real method and a real compressor."""
+    """`units` are counted one by one; `vector` is 64 real numbers through the real method and a real compressor, with
+    `overlap` training during the round, with `streaming` in fragments too.
+    """
     live_seconds: float = 300.0
     delay: float = 0.02
     """One way, of every link."""
@@ -169,13 +171,19 @@ def _draw(seed: int) -> Scenario:
         seed=seed,
         faults_end=dice.end,
         faults=tuple(made),
-        learner="vector" if rng.random() < 0.1 else "units",
+        learner=_learner(rng.random()),
         delay=rng.choice((0.001, 0.02, 0.02, 0.1)),
         jitter=rng.choice((0.0, 0.02, 0.1)),
         uplink=rng.choice((0.0, 0.0, 0.0, 100_000.0)),
         speed_spread=rng.choice((0.0, 0.3, 0.8)),
         snapshot_bytes=rng.choice((150, 1000, 4000)),
         snapshot_seconds=rng.choice((1.0, 5.0, 20.0)),
+    )
+
+
+def _learner(drawn: float) -> str:
+    return next(
+        (name for name, below in (("vector", 0.04), ("overlap", 0.07), ("streaming", 0.1)) if drawn < below), "units"
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.faults import KINDS, Crash, DiskLoss, Fault, Partition, When
-from simulator.scenario import Scenario
+from simulator.scenario import LEARNERS, Scenario
 
 
 @given(st.integers(0, 10**9))
@@ -20,7 +20,7 @@ def test_a_random_scenario_survives_being_written_down(seed: int) -> None:
 def test_every_kind_of_fault_is_drawn_except_those_that_need_care() -> None:
     drawn = {type(fault) for seed in range(300) for fault in Scenario.random(seed).faults}
     assert drawn == set(KINDS.values()) - {DiskLoss}
-    assert {scenario.learner for scenario in map(Scenario.random, range(300))} == {"units", "vector"}
+    assert {scenario.learner for scenario in map(Scenario.random, range(300))} == set(LEARNERS)
 
 
 def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
@@ -43,7 +43,7 @@ def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
         ("peers = 0", "peers: 0 is not in 1..1000"),
         ("delay = nan", "delay: nan is not in"),
         ("colour = 1", "colour: unknown; there are peers, rounds"),
-        ('learner = "gpt"', "learner: 'gpt' is none of units, vector"),
+        ('learner = "gpt"', "learner: 'gpt' is none of units, vector, overlap, streaming"),
         ("faults = 1", "faults: 1 is not a list"),
         ("faults = [1]", r"faults\[0\]: 1 is not a table"),
         ("[[faults]]\nat = 1", r"faults\[0\].kind: None is none of crash, torn"),

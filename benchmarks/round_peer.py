@@ -48,10 +48,10 @@ class HashLearner(Learner):
         self._state = bytes(FINGERPRINT_BYTES)
         self.payload_bytes = 0
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         return Trained(1, 0.0)
 
-    def pack(self) -> bytes:
+    def pack(self, round_index: int) -> bytes:
         return os.urandom(self.payload_bytes)
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
@@ -175,7 +175,7 @@ class _Rounds:
             learner.payload_bytes = payload_bytes
         number = node.head.round
         await worker.run(learner.train, number, lambda: False)
-        payload = await worker.run(learner.pack)
+        payload = await worker.run(learner.pack, number)
         await anyio.sleep(max(0.0, begin - time.monotonic()))
         with anyio.fail_after(ROUND_SECONDS_MAX):
             ready = time.monotonic()

@@ -19,7 +19,7 @@ class Remembering(Compressor):
         self._compressor = compressor
         self._payloads_max = payloads_max
         self._bytes_max = bytes_max
-        self._unpacked: OrderedDict[bytes, list[Packet]] = OrderedDict()
+        self._unpacked: OrderedDict[tuple[bytes, tuple[TensorSpec, ...]], list[Packet]] = OrderedDict()
 
     def compress(self, tensor: Tensor) -> Packet:
         return self._compressor.compress(tensor)
@@ -56,17 +56,17 @@ class Remembering(Compressor):
         return self._compressor.coefficient_counts(specs)
 
     def unpack(self, data: bytes, specs: list[TensorSpec]) -> list[Packet]:
-        """Always with the same `specs`: one wrapper serves one model."""
-        known = self._unpacked.get(data)
+        key = data, tuple(specs)
+        known = self._unpacked.get(key)
         if known is not None:
             return known
         packets = self._compressor.unpack(data, specs)
-        self._unpacked[data] = packets
-        size = sum(map(len, self._unpacked))
+        self._unpacked[key] = packets
+        size = sum(len(payload) for payload, _ in self._unpacked)
         # Called from two threads: another may have removed the last one meanwhile.
         while self._unpacked and (len(self._unpacked) > self._payloads_max or size > self._bytes_max):
             try:
-                oldest, _ = self._unpacked.popitem(last=False)
+                (oldest, _), _ = self._unpacked.popitem(last=False)
             except KeyError:
                 break
             size -= len(oldest)

@@ -18,6 +18,8 @@ _Settings = TypeVar("_Settings")
 
 INNER_STEPS_MAX = 100_000
 BATCH_MAX = 65_536
+FRAGMENTS_MAX = 64
+FRAGMENT_RULES = ("size", "layers")
 CHAIN_CHARACTERS_MAX = 1_000
 
 
@@ -31,6 +33,12 @@ class Method:
     `mode` is `consensus` (one chain of rounds, one anchor for all) or `gossip` (every peer has a replica of its own,
     and a round is a meeting with `gossip.group` - 1 others).
     Without `error_feedback` what a committed packet left out is dropped; what missed its round is kept in any case.
+    `fragments`: a round concerns one of so many parts of the model, in turn, and comes after H / fragments inner steps;
+    `fragment_by` says how the parts are chosen (`size`: equal sizes; `layers`: every n-th layer).
+    `overlap`: inner steps of the next round that are done while a round is in the air. They begin at the weights that
+    the peer had when it made its contribution, and what they do is kept when the round is committed.
+    `blend`: where local weights go then: that far from the anchor towards what they were (Streaming DiLoCo's alpha); at
+    0 all that is left of them is what was done since the contribution.
     """
 
     mode: str = "consensus"
@@ -41,7 +49,9 @@ class Method:
     inner_steps: int = 1
     batch: int = 16
     fragments: int = 1
+    fragment_by: str = "size"
     overlap: int = 0
+    blend: float = 0.0
     error_feedback: bool = False
     residual_decay: float = 1.0
     chain: str = "identity all fp32"
@@ -56,10 +66,7 @@ class Method:
         for name, highest in (("inner_steps", INNER_STEPS_MAX), ("batch", BATCH_MAX)):
             if not 1 <= getattr(self, name) <= highest:
                 raise ValueError(f"{name} = {getattr(self, name)}: must lie between 1 and {highest}")
-        if self.fragments != 1:
-            raise ValueError(f"fragments = {self.fragments}: only 1 (the whole model in every round) is supported")
-        if self.overlap != 0:
-            raise ValueError(f"overlap = {self.overlap}: only 0 (inner steps wait for the round) is supported")
+        self._validate_streaming()
         if not 0 <= self.residual_decay <= 1:
             raise ValueError(f"residual_decay = {self.residual_decay}: must lie between 0 and 1")
         if not 0 < len(self.chain) <= CHAIN_CHARACTERS_MAX:
@@ -67,12 +74,42 @@ class Method:
         if self.merge not in MERGE_NAMES:
             raise ValueError(f"merge = {self.merge!r}: must be one of {', '.join(MERGE_NAMES)}")
 
+    @property
+    def round_steps(self) -> int:
+        """Inner steps of one round."""
+        return self.inner_steps // self.fragments
+
+    def _validate_streaming(self) -> None:
+        if not 1 <= self.fragments <= FRAGMENTS_MAX:
+            raise ValueError(f"fragments = {self.fragments}: must lie between 1 and {FRAGMENTS_MAX}")
+        if self.inner_steps % self.fragments:
+            raise ValueError(
+                f"fragments = {self.fragments}: must divide inner_steps = {self.inner_steps}; "
+                f"inner_steps = {-(-self.inner_steps // self.fragments) * self.fragments} would do"
+            )
+        if self.fragment_by not in FRAGMENT_RULES:
+            raise ValueError(f"fragment_by = {self.fragment_by!r}: must be one of {', '.join(FRAGMENT_RULES)}")
+        highest = self.round_steps if self.fragments == 1 else self.round_steps - 1
+        if not 0 <= self.overlap <= highest:
+            below = "inner_steps" if self.fragments == 1 else "inner_steps / fragments - 1"
+            raise ValueError(f"overlap = {self.overlap}: must lie between 0 and {below} = {highest}")
+        if not 0 <= self.blend < 1:
+            raise ValueError(f"blend = {self.blend}: must be at least 0 and below 1")
+        if self.inner.kind == "none" and (self.fragments > 1 or self.blend):
+            raise ValueError(
+                f"fragments = {self.fragments}, blend = {self.blend}: must be 1 and 0 where inner.kind is 'none', "
+                "as there are no local weights between rounds"
+            )
+
     def _validate_mode(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode = {self.mode!r}: must be one of {', '.join(MODES)}")
         if self.mode != "gossip":
             return
         self.gossip.validate()
+        for name, only in (("fragments", 1), ("overlap", 0), ("blend", 0.0)):
+            if getattr(self, name) != only:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be {only} where mode is 'gossip'")
         if not 0 < len(self.gossip.chain) <= CHAIN_CHARACTERS_MAX:
             raise ValueError(
                 f"gossip.chain has {len(self.gossip.chain)} characters: must be 1 to {CHAIN_CHARACTERS_MAX}"
@@ -141,6 +178,16 @@ PRESETS = {
         error_feedback=True,
         residual_decay=0.95,
         chain="identity topk(64/4096) bits(2)",
+    ),
+    "streaming-diloco": Method(
+        inner=InnerSettings(kind="adamw", lr=1e-2),
+        outer=OuterSettings(kind="nesterov", lr=0.5, momentum=0.8),
+        schedule=Schedule(warmup=4),
+        inner_steps=20,
+        fragments=4,
+        overlap=2,
+        merge="weighted_mean",
+        chain="identity all e3m0",
     ),
 }
 

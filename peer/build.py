@@ -21,6 +21,7 @@ from network.seam import PeerID
 from optimizers.presets import Method
 from optimizers.seam import Tensors
 from peer.data import Corpus, load_corpus, sampler
+from peer.fragments import fragments_of
 from peer.gossip_learner import PACKING_BYTES_MAX, GossipLearner, gossip_rules_of
 from peer.learner import TorchLearner
 from peer.method import initial_state, rules_of
@@ -80,7 +81,7 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     trainer = Trainer(model, loss_fn, sample, method, chosen_device(device))
     state_bytes = _PARAMETER_BYTES * sum(t.numel() for t in [*state.anchor.values(), *state.outer.values()])
     engine = EngineConfig(
-        payload_bytes_max=chain.size_max([TensorSpec.of(state.anchor[name]) for name in sorted(state.anchor)]),
+        payload_bytes_max=payload_bytes_max(state.anchor, method),
         weight_max=method.inner_steps * method.batch * context * MISSED_ROUNDS_MAX,
         snapshot_bytes=state_bytes,
         start_peers=spec.group.start_peers,
@@ -96,6 +97,13 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
         learner = TorchLearner(me, state, rules, trainer, held_out)
     gossip = gossip_config(spec, engine, state.anchor)
     return Built(learner, parameters, engine, gossip, snapshots, method)
+
+
+def payload_bytes_max(anchor: Tensors, method: Method) -> int:
+    """Of one contribution to a round, which concerns one fragment; raises `ValueError` where that cannot be."""
+    chain, parts = parse_chain(method.chain), fragments_of(anchor, method)
+    specs = [[TensorSpec.of(anchor[name]) for name in names] for names in parts.names]
+    return max(len(parts.labelled(0, b"")) + chain.size_max(part) for part in specs)
 
 
 def gossip_config(spec: RunSpec, engine: EngineConfig, weights: Tensors) -> GossipConfig:

@@ -120,7 +120,8 @@ class GossipLearner(Learner):
         self._delta: dict[str, Tensor] | None = None
         self._round_index = 0
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
+        assert steps is None, "between two meetings all steps are done at once"
         try:
             result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
         except Diverged:
@@ -128,7 +129,7 @@ class GossipLearner(Learner):
         self._delta, self._round_index = result.delta, round_index
         return Trained(result.tokens, result.loss)
 
-    def pack(self) -> bytes:
+    def pack(self, round_index: int) -> bytes:
         assert self._delta is not None
         self._wanted = method.wanted(self.state, self._delta, self._rules.delta.method)
         self._delta = None

@@ -248,7 +248,7 @@ class GossipLoop:
     # One round.
 
     async def _meet(self, trained_seconds: float) -> None:
-        payload = await self._worker.run(self._learner.pack)
+        payload = await self._worker.run(self._learner.pack, self.round)
         base = await self._worker.run(self._learner.fingerprint)
         said = Said(payload, max(1, self._pending_tokens), base, self.round)
         met = await self._explained(said, trained_seconds)

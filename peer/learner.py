@@ -6,7 +6,7 @@ All calls block and are made one at a time, off the event loop where the worker 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import final
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from averaging.contribution import Contribution
 from network.seam import PeerID
+from optimizers.seam import Tensors
 from peer import checkpoint, method
+from peer.fragments import fragments_of
 from peer.method import Rules, TrainingState
+from peer.progress import Progress
 from peer.trainer import Diverged, Trainer
 
 
@@ -44,13 +47,27 @@ class Own(Enum):
 class Learner(ABC):
     """Holds the state after the newest applied round, this peer's residual, and what it has trained since."""
 
-    @abstractmethod
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
-        """The inner steps from the current state."""
+    round_steps: int = 1
+    """Inner steps of one round."""
+    overlap: int = 0
+    """So many of them are done while the round before is in the air."""
+    fragments: int = 1
+    """Above 1 a round concerns one part of the model, and a payload is good for that round only."""
+
+    @property
+    def steps_left(self) -> int:
+        """Until `pack`."""
+        return self.round_steps
 
     @abstractmethod
-    def pack(self) -> bytes:
-        """The payload that says all this peer wants to say; remembered until the next `apply`."""
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
+        """The inner steps that are left until `pack`, or the next `steps` of them, from the current state and what was
+        trained since the last `pack`. What comes in between two calls, `apply` or `load`, takes nothing of that away.
+        """
+
+    @abstractmethod
+    def pack(self, round_index: int) -> bytes:
+        """The payload that says all this peer wants to say after so many rounds; remembered until the next `apply`."""
 
     @abstractmethod
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
@@ -97,71 +114,111 @@ class TorchLearner(Learner):
     """A model trained by `Trainer`, merged and stepped by `peer.method`."""
 
     def __init__(self, me: PeerID, state: TrainingState, rules: Rules, trainer: Trainer, held_out: Sequence[Tensor]):
+        """Raises `ValueError` where the model cannot be shared out into the method's fragments."""
         self._state = state
         self._owed: tuple[bytes, dict[str, Tensor]] | None = None
-        """The payload that was committed last and what was wanted then: the residual is worked out when it is needed,
-        so that the next round need not wait for it.
+        """What was committed last and what was wanted then: the residual is worked out when it is needed, so that the
+        next round need not wait for it.
         """
         self._me = me
         self._rules = rules
         self._trainer = trainer
         self._held_out = held_out
-        self._delta: dict[str, Tensor] | None = None
-        self._round_index = 0
+        self._parts = fragments_of(state.anchor, rules.method)
+        self._progress = Progress(trainer)
         self._wanted: dict[str, Tensor] | None = None
+        """What the newest payload is to say, of the parameters that it speaks of; None once a round has settled it."""
+        self.round_steps = rules.method.round_steps
+        self.overlap = rules.method.overlap
+        self.fragments = len(self._parts)
 
     @property
     def state(self) -> TrainingState:
         if self._owed is not None:
-            (payload, wanted), self._owed = self._owed, None
-            residual = method.residual_after(payload, wanted, self._state.anchor, self._rules)
-            self._state = replace(self._state, residual=residual, missed=False)
+            (packed, wanted), self._owed = self._owed, None
+            residual = method.residual_after(packed, wanted, self._state.anchor, self._rules)
+            self._state = _with_residual(self._state, wanted.keys(), residual, missed=False)
         return self._state
 
     @state.setter
     def state(self, state: TrainingState) -> None:
         self._state, self._owed = state, None
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
-        self._round_index = round_index
+    @property
+    def steps_left(self) -> int:
+        return self._progress.steps_left
+
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         try:
-            result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
+            tokens, loss = self._progress.train(self.state.anchor, round_index, should_stop, steps)
         except Diverged:
             return Trained(0, float("nan"))
-        self._delta = result.delta
-        return Trained(result.tokens, result.loss)
+        return Trained(tokens, loss)
 
-    def pack(self) -> bytes:
-        assert self._delta is not None
-        self._wanted = method.wanted(self.state, self._delta, self._rules.method)
-        self._delta = None
-        return method.make_payload(self._wanted, self._rules.compressor.seeded(self._round_index))
+    def pack(self, round_index: int) -> bytes:
+        self._keep_wanted()
+        index = self._parts.of_round(round_index + 1)
+        delta = self._progress.take(self._parts.part(index, self.state.anchor))
+        self._wanted = method.wanted(self.state, delta, self._rules.method)
+        return self._parts.labelled(
+            index, method.make_payload(self._wanted, self._rules.compressor.seeded(round_index))
+        )
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
-        members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]
-        state, wanted = self.state, self._wanted
-        if own is Own.MISSED and wanted is not None:
-            state = replace(state, residual=wanted, missed=True)
-        elif own is Own.FORGOTTEN:
-            state = replace(state, residual={}, missed=False)
-        self.state = method.apply_round(state, members, self._rules, round_index=number - 1)
+        index = self._parts.of_round(number)
+        names = self._parts.names[index]
+        is_of_it = self._wanted is not None and self._wanted.keys() == set(names)
+        # With fragments the round of the newest payload is over, whatever was committed.
+        if own is Own.MISSED or (self.fragments > 1 and (own is Own.NOTHING or not is_of_it)):
+            self._keep_wanted()
+        if own is Own.FORGOTTEN:
+            self.state = _with_residual(self.state, names, {}, missed=False)
+        before = self._parts.part(index, self.state.anchor)
+        members, rounds = self._members(index, contributions), (number - 1) // self.fragments
+        self.state = method.apply_round(self.state, members, self._rules, round_index=rounds, names=names)
+        in_flight = own is Own.NOTHING and self._wanted is not None
+        self._progress.arrived(before, self._parts.part(index, self._state.anchor), in_flight=in_flight)
         if own is Own.SAID:
-            mine = next(member for member in members if member.peer == self._me)
-            if wanted is not None:
-                self._owed = mine.payload, wanted
+            mine = next(c.payload for c in contributions if c.owner == self._me)
+            if self._wanted is not None:
+                self._owed = self._parts.opened(mine)[1], self._wanted
             else:
-                self.move([], [mine.payload])
+                self._change_residual([], [mine])
         if own is not Own.NOTHING:
             self._wanted = None
 
+    def _members(self, index: int, contributions: Sequence[Contribution]) -> list[method.Contribution]:
+        """Those that speak of the round's fragment; no honest peer's speaks of another."""
+        opened = [(c, *self._parts.opened(c.payload)) for c in contributions]
+        return [method.Contribution(c.owner, c.weight, packed) for c, named, packed in opened if named == index]
+
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        self._change_residual(left, joined)
+        self._progress.moved()
+
+    def _change_residual(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
+        self._keep_wanted()
         state = self.state
-        kept = state.residual if self._wanted is None else self._wanted
-        if joined is None or (joined and not self._rules.method.error_feedback):
-            kept, joined = {}, ()
-        residual = method.moved_residual(kept, left, joined, state.anchor, self._rules.compressor)
-        self.state = replace(state, residual=residual, missed=bool(residual))
-        self._wanted = None
+        if joined is None:
+            state, joined = _with_residual(state, state.anchor.keys(), {}, missed=False), ()
+        elif not self._rules.method.error_feedback:
+            for index in {self._parts.opened(payload)[0] for payload in joined}:
+                state = _with_residual(state, self._parts.names[index], {}, missed=False)
+            joined = ()
+        residual = state.residual
+        for payloads, returns in ((left, True), (joined, False)):
+            for index, packed in map(self._parts.opened, payloads):
+                there, here = ([packed], []) if returns else ([], [packed])
+                part = self._parts.part(index, state.anchor)
+                residual = method.moved_residual(residual, there, here, part, self._rules.compressor)
+        self.state = replace(state, residual=residual, missed=frozenset(residual))
+
+    def _keep_wanted(self) -> None:
+        """What the newest payload was to say is owed whole: its round is over without it."""
+        if self._wanted is not None:
+            self.state = _with_residual(self.state, self._wanted.keys(), self._wanted, missed=True)
+            self._progress.settle(self._wanted.keys())
+            self._wanted = None
 
     def fingerprint(self) -> bytes:
         return method.fingerprint(self._state.anchor, self._state.outer)
@@ -169,19 +226,39 @@ class TorchLearner(Learner):
     def validation_loss(self) -> float:
         return self._trainer.validation_loss(self.state.anchor, self._held_out)
 
+    def heard(self, payload: bytes) -> dict[str, Tensor]:
+        """What a payload says, as every receiver reads it; raises `InvalidPacket`."""
+        index, packed = self._parts.opened(payload)
+        return method.decode(packed, self._parts.part(index, self._state.anchor), self._rules.compressor)
+
     def check(self, payload: bytes) -> None:
-        method.check_payload(payload, self._state.anchor, self._rules.compressor)
+        index, packed = self._parts.opened(payload)
+        method.check_payload(packed, self._parts.part(index, self._state.anchor), self._rules.compressor)
 
     def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
-        return checkpoint.dump(replace(self.state, residual={}, missed=False) if shared_only else self.state)
+        if shared_only:
+            return checkpoint.dump(replace(self.state, residual={}, missed=frozenset()))
+        # What is in no contribution yet is owed by whoever goes on from these files.
+        state, made = self.state, self._progress.unpacked()
+        owed = {name: value + state.residual[name] if name in state.residual else value for name, value in made.items()}
+        return checkpoint.dump(_with_residual(state, owed.keys(), owed, missed=True))
 
     def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
         loaded = checkpoint.load(files, self.state)
-        kept = self.state if self._wanted is None else replace(self.state, residual=self._wanted, missed=True)
-        # A payload that was made before may still be offered after: what was wanted is remembered.
+        kept = self.state
+        if self._wanted is not None:
+            # A payload that was made before may still be offered after: what was wanted is remembered.
+            kept = _with_residual(kept, self._wanted.keys(), self._wanted, missed=True)
         self.state = loaded if own else replace(loaded, residual=kept.residual, missed=kept.missed)
         return self.fingerprint()
 
     def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
         loaded = checkpoint.load(files, self.state)
         return method.fingerprint(loaded.anchor, loaded.outer)
+
+
+def _with_residual(state: TrainingState, names: Collection[str], residual: Tensors, *, missed: bool) -> TrainingState:
+    """The residual of `names` alone replaced; None waits where `residual` lacks one."""
+    others = {name: value for name, value in state.residual.items() if name not in names}
+    owed = (state.missed - set(names)) | (frozenset(residual) if missed else frozenset())
+    return replace(state, residual=others | dict(residual), missed=owed)

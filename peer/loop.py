@@ -19,7 +19,8 @@ from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_
 from network.seam import Network, PeerID
 from peer.books import Books
 from peer.learner import Learner, Own
-from peer.reports import Healed, Left, Note, Recovered, Report, RoundDone, Trained, Validated
+from peer.readings import healed, payloads_of, round_done
+from peer.reports import Left, Note, Recovered, Report, Trained, Validated
 from peer.shelf import Shelf
 from peer.worker import Worker
 
@@ -123,16 +124,8 @@ class PeerLoop:
             await self._catch_up()
             if self._is_done:
                 break
-            trained = await self._worker.run(self._learner.train, self._applied.round, lambda: self._leaving)
-            if not trained.tokens:
-                self._report(Note(f"round {self._applied.round + 1}: training diverged here, nothing was offered"))
-                await anyio.sleep(1.0)
+            if self._learner.steps_left and not await self._train(self._learner.steps_left):
                 continue
-            self.train_loss = trained.loss
-            self.tokens_processed += trained.tokens
-            self._books.trained(trained.tokens)
-            self._report(Trained(self._applied.round, self.tokens_processed, trained.loss))
-            self._unsent = True
             await self._follow()
             if not self._is_done:
                 await self._contribute()
@@ -146,27 +139,51 @@ class PeerLoop:
 
     # One round.
 
+    async def _train(self, steps: int) -> bool:
+        """Some inner steps of the next round; False if they diverged."""
+        # What is in the air will be committed, most likely: then these steps are the next round's.
+        number = self._applied.round + (self._books.offered_on is not None)
+        trained = await self._worker.run(self._learner.train, number, lambda: self._leaving, steps)
+        if not trained.tokens:
+            self._report(Note(f"round {number + 1}: training diverged here, nothing was offered"))
+            await anyio.sleep(1.0)
+            return False
+        self.train_loss = trained.loss
+        self.tokens_processed += trained.tokens
+        self._books.trained(trained.tokens)
+        self._report(Trained(self._applied.round, self.tokens_processed, trained.loss))
+        self._unsent = True
+        return True
+
     async def _contribute(self) -> None:
-        """Offers what was trained and waits until the round is committed, with it or without."""
-        payload = await self._worker.run(self._learner.pack)
-        self._unsent = self._outdated = False
+        """Offers what was trained and waits until the round is committed, with it or without; the first steps of the
+        next round are done meanwhile.
+        """
+        payload = await self._pack()
         # Whoever is there at the first round is a founder. Later a newcomer votes from its second commit on, so that a
         # crowd that comes and goes never holds the majority.
         is_known = self._me in self._applied.voters or self._committed_mine > 0
         willing = is_known or self._applied.round == 0
         while not await self._offer(payload, willing):
-            # Rounds were committed while the payload was made: it is as good on the new head, if none was this peer's.
+            # Rounds were committed while the payload was made: it is as good on the new head, if none was this peer's,
+            # and if it speaks of the whole model.
             await self._wait_news()
             await self._follow()
-            if self._outdated:
+            if self._outdated or self._is_done:
                 return
-            if self._is_done:
-                return
-        while self._books.offered_on is not None:
+            if self._learner.fragments > 1:
+                payload = await self._pack()
+        if self._learner.overlap and not self._is_done:
+            await self._train(self._learner.overlap)
+            await self._follow()
+        while self._books.offered_on is not None and not self._is_done:
             await self._wait_news()
             await self._follow()
-            if self._is_done:
-                return
+
+    async def _pack(self) -> bytes:
+        payload = await self._worker.run(self._learner.pack, self._applied.round)
+        self._unsent = self._outdated = False
+        return payload
 
     async def _offer(self, payload: bytes, willing: bool) -> bool:
         offered = await self._node.offer(payload, max(1, self._books.pending_tokens), willing)
@@ -205,7 +222,9 @@ class PeerLoop:
         base = await self._anchor()
         self._shelf.serve_newest()
         self._bytes_since_snapshot += sum(len(c.payload) for c in commit.contributions)
-        self._report(self._round_done(record, base))
+        self._report(
+            round_done(record, self._me, base, tokens_processed=self.tokens_processed, train_loss=self.train_loss)
+        )
         if record.kind == RECOVERY:
             self._report(Recovered(record.round, record.voters))
         if self._turn_to_validate(record.round):
@@ -217,19 +236,6 @@ class PeerLoop:
         assert len(base) == FINGERPRINT_BYTES
         self._node.anchored(self._applied.hash, base)
         return base
-
-    def _round_done(self, record: Record, base: bytes) -> RoundDone:
-        return RoundDone(
-            round=record.round,
-            prev=record.prev,
-            head=record.hash,
-            members=tuple(m.peer for m in record.members),
-            mine=record.member(self._me) is not None,
-            tokens=record.tokens,
-            tokens_processed=self.tokens_processed,
-            fingerprint=base,
-            train_loss=self.train_loss,
-        )
 
     async def _wait_news(self) -> None:
         """Waits for commits or a reason to act; explains a wait that is long."""
@@ -320,10 +326,7 @@ class PeerLoop:
 
     def _tell_healed(self, left: Sequence[LeftRound]) -> None:
         if left:
-            mine = [r for r in left if r.record.member(self._me) is not None]
-            lost = sum(m.weight for r in mine if r.mine is None for m in r.record.members if m.peer == self._me)
-            returned = sum(r.mine.weight for r in mine if r.mine is not None)
-            self._report(Healed(self._applied.round, len(left), returned, lost))
+            self._report(healed(left, self._me, self._applied.round))
 
     # Keeping and telling.
 
@@ -367,8 +370,9 @@ class PeerLoop:
         self._node.leave()
         goal, now = self._config.rounds_goal, anyio.current_time()
         at_goal = goal is not None and self._applied.round >= goal
-        if self._unsent and not at_goal:
-            await self._offer(await self._worker.run(self._learner.pack), willing=False)
+        # While an offer is in the air there can be no other; what was trained since is saved.
+        if self._unsent and not at_goal and self._books.offered_on is None:
+            await self._offer(await self._pack(), willing=False)
         earliest = now + (self._config.linger_seconds_min if at_goal else 0.0)
         with anyio.move_on_after(self._config.linger_seconds_max if at_goal else self._config.leave_seconds_max):
             while anyio.current_time() < earliest or not self._node.may_go(goal):
@@ -377,14 +381,3 @@ class PeerLoop:
         await self._save(self._applied)
         await self._node.links.flush(0.5)
         self._report(Left(self._applied.round, self.tokens_processed, self._books.pending_tokens))
-
-
-def replay(learner: Learner, me: PeerID, commits: Sequence[Commit]) -> None:
-    """Brings a restored learner up to the log's head; what it offered before the restart is forgotten."""
-    for commit in commits:
-        mine = commit.record.member(me) is not None
-        learner.apply(commit.record.round, commit.contributions, Own.FORGOTTEN if mine else Own.NOTHING)
-
-
-def payloads_of(left: Sequence[LeftRound]) -> list[bytes]:
-    return [r.mine.payload for r in left if r.mine is not None]

@@ -23,7 +23,8 @@ from network.identity import Signer
 from network.seam import Network, PeerID
 from peer.errors import TwinFound
 from peer.learner import Learner
-from peer.loop import SAID_FILE, LoopConfig, PeerLoop, replay
+from peer.loop import SAID_FILE, LoopConfig, PeerLoop
+from peer.readings import replay
 from peer.reports import Report
 from peer.version import VERSION
 from peer.worker import Worker

@@ -28,15 +28,15 @@ COEFFICIENT_MAX = 2.0**40
 class TrainingState:
     """What a peer holds between two rounds; float32, by parameter name.
 
-    `anchor` and `outer` are the same bits at every peer that committed the same rounds. `residual` is the peer's own:
-    empty when nothing waits. `missed` says that the last contribution reached no commit, so that the residual is owed
-    whole. Nothing in it is ever changed in place.
+    `anchor` and `outer` are the same bits at every peer that committed the same rounds. `residual` is the peer's own,
+    of the parameters where something waits. `missed` names those whose last contribution reached no commit, so that
+    the residual is owed whole. Nothing in it is ever changed in place.
     """
 
     anchor: dict[str, Tensor]
     outer: dict[str, Tensor]
     residual: dict[str, Tensor]
-    missed: bool = False
+    missed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,17 @@ def fingerprint(anchor: Tensors, outer: Tensors) -> bytes:
 
 
 def wanted(state: TrainingState, delta: Tensors, method: Method) -> dict[str, Tensor]:
-    """`decay * residual + delta`: what the peer would send if packets had no size.
+    """`decay * residual + delta`, of the parameters in `delta`: what the peer would send if packets had no size.
 
     No decay when the last contribution missed its round or without error feedback: then the residual is a debt, not a
     memory.
     """
-    decay = method.residual_decay if method.error_feedback and not state.missed else 1.0
+    decay = method.residual_decay if method.error_feedback else 1.0
     return {
-        name: state.residual[name] * decay + value if name in state.residual else value for name, value in delta.items()
+        name: state.residual[name] * (1.0 if name in state.missed else decay) + value
+        if name in state.residual
+        else value
+        for name, value in delta.items()
     }
 
 
@@ -120,10 +123,15 @@ def decode(payload: bytes, anchor: Tensors, compressor: Compressor) -> dict[str,
 
 
 def apply_round(
-    state: TrainingState, contributions: Sequence[Contribution], rules: Rules, *, round_index: int
+    state: TrainingState,
+    contributions: Sequence[Contribution],
+    rules: Rules,
+    *,
+    round_index: int,
+    names: Sequence[str] | None = None,
 ) -> TrainingState:
     """The state after committing `contributions` (any order, at most one a peer) as round `round_index`; the residual
-    stays as it is.
+    stays as it is. They speak of the parameters `names`, None for all, and the others stay as they are.
 
     No contributions: the anchor stays, bit for bit. Raises `InvalidPacket`; `check_payload` on receipt prevents it.
     """
@@ -131,7 +139,8 @@ def apply_round(
     assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
     if not members:
         return state
-    delta = merged_delta(members, state.anchor, rules)
+    part = state.anchor if names is None else {name: state.anchor[name] for name in names}
+    delta = merged_delta(members, part, rules)
     anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
     return replace(state, anchor=anchor, outer=outer)
 
@@ -149,7 +158,7 @@ def residual_after(payload: bytes, wanted: Tensors, anchor: Tensors, rules: Rule
     """What is left to say once all have heard `payload`: what it did not say, or nothing without error feedback."""
     if not rules.method.error_feedback:
         return {}
-    heard = decode(payload, anchor, rules.compressor)
+    heard = decode(payload, {name: anchor[name] for name in wanted}, rules.compressor)
     return {name: value - heard[name] for name, value in wanted.items()}
 
 
@@ -158,7 +167,8 @@ def moved_residual(
 ) -> dict[str, Tensor]:
     """The residual on moving to another chain: `wanted` + mine on the chain left - mine on the chain joined.
 
-    Both since the common ancestor. What only the chain left had heard is said again on the other.
+    Both since the common ancestor; `anchor` has the parameters that they speak of.
+    What only the chain left had heard is said again on the other.
     """
     residual = dict(wanted)
     for sign, payloads in ((1.0, left), (-1.0, joined)):

@@ -131,7 +131,7 @@ class _Peer:
         console = Console(
             as_json=options.json_events,
             parameters=built.parameters,
-            inner_steps=built.method.inner_steps,
+            inner_steps=built.method.round_steps,
             sent=sent,
             shared="anchor" if built.method.mode == "consensus" else "replica",
             clock=anyio.current_time,
@@ -193,7 +193,7 @@ def _ready(world: World, spec: RunSpec, built: Built) -> dict[str, object]:
         "run": spec.run.name,
         "run_id": spec.run_id,
         "parameters": built.parameters,
-        "inner_steps": built.method.inner_steps,
+        "inner_steps": built.method.round_steps,
         "daemon": world.network.process_id,
     }
 

@@ -30,6 +30,17 @@ class InnerResult:
     loss: float
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some inner steps of a round. `made` is start - weights, or the sum of the gradients without inner optimiser, of
+    these steps and of those before (float32, on the CPU); `losses` one for each of these steps.
+    """
+
+    made: dict[str, Tensor]
+    tokens: int
+    losses: list[float]
+
+
 @final
 class Trainer:
     """Holds the module and the inner optimisers, whose moments live on from round to round. Not thread-safe; blocks.
@@ -49,29 +60,42 @@ class Trainer:
     def run_inner_steps(
         self, anchor: Tensors, round_index: int, should_stop: Callable[[], bool] = lambda: False
     ) -> InnerResult:
-        """The method's inner steps from `anchor`. Asks `should_stop` after each step, and then returns what it has.
+        """All inner steps of a round from `anchor`, as `run` does them."""
+        piece = self.run(anchor, {}, range(self.method.round_steps), round_index, should_stop)
+        delta = self.delta(piece.made, len(piece.losses))
+        return InnerResult(delta, piece.tokens, sum(piece.losses) / len(piece.losses))
+
+    def run(
+        self, start: Tensors, made: Tensors, steps: range, round_index: int, should_stop: Callable[[], bool]
+    ) -> Piece:
+        """The inner `steps` of a round (at least one) after those that `made` something from `start`. Asks
+        `should_stop` after each, and then returns what it has.
 
         Raises `Diverged`, after which the inner moments are fresh ones.
         """
-        self.load(anchor)
+        self.resume(start, made)
         self.model.train()
         losses: list[float] = []
         tokens = 0
-        for step in range(self.method.inner_steps):
+        for step in steps:
             batch = self.sample(round_index, step).to(self.device)
             loss = self.loss(self.model, batch)
             torch.autograd.backward(loss)
             losses.append(float(loss.detach()))
             tokens += batch.numel() - batch.shape[0]
             if self.optimizers:
-                self.step(round_index + step / self.method.inner_steps)
+                self.step(round_index + step / self.method.round_steps)
             if should_stop():
                 break
-        delta = self.difference(anchor) if self.optimizers else self.mean_gradient(len(losses))
-        if not all(bool(value.isfinite().all()) for value in delta.values()):
+        made = self.difference(start) if self.optimizers else self.gradients()
+        if not all(bool(value.isfinite().all()) for value in made.values()):
             self.optimizers = build_inner(self.method.inner, self.model)
             raise Diverged(f"round {round_index}: the weights are no longer finite; the losses were {losses[-3:]}")
-        return InnerResult(delta, tokens, sum(losses) / len(losses))
+        return Piece(made, tokens, losses)
+
+    def delta(self, made: Tensors, batches: int) -> dict[str, Tensor]:
+        """What to contribute for what was made of so many batches."""
+        return dict(made) if self.optimizers else self.mean_gradient(made, batches)
 
     def validation_loss(self, anchor: Tensors, batches: Sequence[Tensor]) -> float:
         """The mean loss over `batches`, in nats a byte."""
@@ -86,6 +110,15 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(anchor[name])
                 parameter.grad = None
+
+    def resume(self, start: Tensors, made: Tensors) -> None:
+        if self.optimizers and made:
+            start = {name: value - made[name] if name in made else value for name, value in start.items()}
+        self.load(start)
+        if not self.optimizers:
+            for name, gradient in made.items():
+                # Gradients add up in place.
+                self.parameters[name].grad = gradient.to(self.device, copy=True)
 
     def step(self, position: float) -> None:
         set_learning_rate(self.optimizers, self.method.inner.lr * self.method.schedule.factor(position))
@@ -102,12 +135,17 @@ class Trainer:
     def difference(self, anchor: Tensors) -> dict[str, Tensor]:
         return {name: anchor[name] - p.detach().to("cpu", torch.float32) for name, p in self.parameters.items()}
 
-    def mean_gradient(self, batches: int) -> dict[str, Tensor]:
-        """lr times the mean of the gradients at the anchor, its norm clipped."""
-        for parameter in self.parameters.values():
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = gradient / batches
+    def gradients(self) -> dict[str, Tensor]:
+        return {
+            name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().to("cpu", torch.float32)
+            for name, p in self.parameters.items()
+        }
+
+    def mean_gradient(self, gradients: Tensors, batches: int) -> dict[str, Tensor]:
+        """lr times the mean of the gradients, whose sum is given; its norm clipped."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = (gradients[name] / batches).to(self.device, parameter.dtype)
         self.clip()
         lr = self.method.inner.lr
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        return {name: gradient.detach().to("cpu", torch.float32) * lr for name, gradient in gradients.items()}
+        means = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        return {name: gradient.detach().to("cpu", torch.float32) * lr for name, gradient in means.items()}

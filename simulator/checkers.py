@@ -192,7 +192,7 @@ def _sizes(member: Member) -> dict[str, int]:
         "records to follow": len(follow.pending),
         "contributions to follow": len(follow.held),
         "contributions to fetch": len(engine._fetcher._wanted),
-        "early offers": len(engine._early),
+        "early offers": len(engine.offering._early) + len(engine.offering._early_shares),
         "rounds kept": len(engine.chain.records) - engine.chain.oldest,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -187,7 +187,7 @@ class GossipSwarm:
         config, signer = self.config, self.signers[number]
         learner = self.learners[number] = self.make_learner(signer.peer_id)
 
-        def cost(work: Callable[..., Any]) -> float:
+        def cost(work: Callable[..., Any], args: Sequence[Any]) -> float:
             trains = work == learner.train
             return config.train_seconds * self.speeds[number] * rng.uniform(0.8, 1.25) if trains else 0.001
 

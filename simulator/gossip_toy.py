@@ -44,12 +44,12 @@ class ToyReplica(Learner):
         self._drift = drift
         self._delta = [0.0] * len(self.x)
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         if self._drift is not None:
             self._delta = self._drift(round_index, self.x)
         return Trained(TOKENS_PER_ROUND, self.validation_loss())
 
-    def pack(self) -> bytes:
+    def pack(self, round_index: int) -> bytes:
         packed: bytes = msgpack.packb([self._delta, self.x])
         return packed
 

@@ -34,7 +34,7 @@ from simulator.faults import (
 
 PEERS_MAX = 1000
 FAULTS_MAX = 10_000
-LEARNERS = ("units", "vector")
+LEARNERS = ("units", "vector", "overlap", "streaming")
 
 
 @final
@@ -51,7 +51,9 @@ class Scenario:
     faults_end: float = 30.0
     faults: tuple[Fault, ...] = ()
     learner: str = "units"
-    """`units` are counted one by one; `vector` is 64 real numbers through the real method and a real compressor."""
+    """`units` are counted one by one; `vector` is 64 real numbers through the real method and a real compressor, with
+    `overlap` training during the round, with `streaming` in fragments too.
+    """
     live_seconds: float = 300.0
     delay: float = 0.02
     """One way, of every link."""
@@ -171,8 +173,12 @@ def _draw(seed: int) -> Scenario:
         seed=seed,
         faults_end=dice.end,
         faults=tuple(made),
+<<<<<<< HEAD
         learner="vector" if is_real else "units",
         train_seconds=2.0 if is_real else rng.choice((0.5, 0.5, 1.0, 2.0)),
+=======
+        learner=_learner(rng.random()),
+>>>>>>> stream
         delay=rng.choice((0.001, 0.02, 0.02, 0.1)),
         jitter=rng.choice((0.0, 0.02, 0.1)),
         uplink=rng.choice((0.0, 0.0, 0.0, 100_000.0)),
@@ -182,7 +188,17 @@ def _draw(seed: int) -> Scenario:
     )
 
 
+<<<<<<< HEAD
 def _down(kind: type[Crash] | type[Torn] | type[Leave] | type[DiskLoss]) -> _Drawn:
+=======
+def _learner(drawn: float) -> str:
+    return next(
+        (name for name, below in (("vector", 0.04), ("overlap", 0.07), ("streaming", 0.1)) if drawn < below), "units"
+    )
+
+
+def _down(kind: type[Crash] | type[Torn] | type[Leave]) -> _Drawn:
+>>>>>>> stream
     def make(dice: _Dice) -> Fault:
         peer = dice.peer()
         return kind(dice.at_a_deed(peer), peer, dice.small(12))

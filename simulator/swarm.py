@@ -31,7 +31,7 @@ from simulator.liveness import break_and_mend, kill_regularly, watch
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.phases import Phases
 from simulator.storage import SimulatedStorage
-from simulator.toy import Ledger, ToyLearner, ToySigner, VirtualWorker
+from simulator.toy import Ledger, ToyLearner, ToySigner, VirtualWorker, training_share
 from simulator.vector import VectorLearner
 from simulator.virtual_time import wall_time
 
@@ -202,13 +202,9 @@ class Swarm:
         signer, learner = self.signers[number], self.make_learner(self.signers[number].peer_id)
         injector, speed = self.injector, self.speeds[number]
 
-        def cost(work: Callable[..., Any]) -> float:
-            slow = injector.slowness(number)
-            return (
-                self.config.train_seconds * speed * slow * rng.uniform(0.8, 1.25)
-                if work == learner.train
-                else 0.001 * slow
-            )
+        def cost(work: Callable[..., Any], args: Sequence[Any]) -> float:
+            slow, share = injector.slowness(number), training_share(learner, work, args)
+            return self.config.train_seconds * share * speed * slow * rng.uniform(0.8, 1.25) if share else 0.001 * slow
 
         async with self.world.open_network(signer.peer_id, self.config.access) as network:
             parts = Parts(

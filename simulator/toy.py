@@ -58,12 +58,12 @@ class ToyLearner(Learner):
         """All that was made and not said, or said in vain so far."""
         return self.residual | self._delta | (self._wanted or set())
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         self._balance()
-        self._delta = self._books.produce(self.me)
+        self._delta |= self._books.produce(self.me)
         return Trained(UNITS_PER_ROUND, self.validation_loss())
 
-    def pack(self) -> bytes:
+    def pack(self, round_index: int) -> bytes:
         self._wanted = self.residual | self._delta
         self._delta = set()
         return payload_of(sorted(self._wanted)[:UNITS_PER_PACKET])
@@ -182,18 +182,29 @@ def _sign(peer: PeerID, message: bytes) -> bytes:
     return hashlib.blake2b(message, key=peer.encode(), digest_size=64).digest()
 
 
+def training_share(learner: Learner, work: Callable[..., Any], args: Sequence[Any]) -> float:
+    """The part of a round's inner steps that a call does; 0 if it is no training."""
+    if work != learner.train:
+        return 0.0
+    asked = args[2] if len(args) > 2 else None
+    left = learner.steps_left or learner.round_steps
+    return (left if asked is None else min(asked, left)) / learner.round_steps
+
+
 @final
 class VirtualWorker(Worker):
-    """Runs at once, and lets virtual time pass for it: as long as `cost(work)` says, and while `is_frozen`."""
+    """Runs at once, and lets virtual time pass for it: as long as `cost(work, args)` says, and while `is_frozen`."""
 
     def __init__(
-        self, cost: Callable[[Callable[..., Any]], float], is_frozen: Callable[[], bool] = lambda: False
+        self,
+        cost: Callable[[Callable[..., Any], Sequence[Any]], float],
+        is_frozen: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cost = cost
         self._is_frozen = is_frozen
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        await anyio.sleep(self._cost(work))
+        await anyio.sleep(self._cost(work, args))
         while self._is_frozen():  # noqa: ASYNC110
             await anyio.sleep(THAW_SECONDS)
         return work(*args, **kwargs)

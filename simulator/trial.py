@@ -11,7 +11,7 @@ from network.simulated import Access, Link
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.scenario import Scenario
 from simulator.swarm import Swarm
-from simulator.vector import PAYLOAD_BYTES_MAX, VectorBooks
+from simulator.vector import METHODS, PAYLOAD_BYTES_MAX, VectorBooks
 from simulator.virtual_time import VirtualConfig, run_virtual
 
 TOY_PAYLOAD_BYTES_MAX = 1 << 16
@@ -36,8 +36,9 @@ def run_scenario(scenario: Scenario) -> Verdict:
 
     async def program() -> Outcome:
         # `Swarm` reads the loop's clock from its beginning on.
-        make_learner = VectorBooks().learner if scenario.learner == "vector" else None
-        payload_bytes_max = PAYLOAD_BYTES_MAX if scenario.learner == "vector" else TOY_PAYLOAD_BYTES_MAX
+        chosen = METHODS.get(scenario.learner)
+        make_learner = None if chosen is None else VectorBooks(chosen).learner
+        payload_bytes_max = TOY_PAYLOAD_BYTES_MAX if chosen is None else PAYLOAD_BYTES_MAX
         swarms.append(Swarm(_config_of(scenario), make_learner, payload_bytes_max=payload_bytes_max))
         return await swarms[0].run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import final
 
@@ -34,36 +35,60 @@ METHOD = Method(
     schedule=Schedule(kind="constant", warmup=0),
     error_feedback=True,
     residual_decay=1.0,
-    chain="dct(8) topk(16/64) bits(4)",
+    chain="dct(8) topk(4/16) bits(4)",
 )
 """Linear, so that work is conserved: no clipping, no decay, an outer step that adds."""
-NAME = "vector"
+STREAMING = replace(
+    METHOD,
+    inner=InnerSettings(kind="sgd", lr=1.0, momentum=0.0, clip=0.0),
+    inner_steps=8,
+    fragments=4,
+    overlap=1,
+)
+"""Linear too: a step moves the weights by its gradient, which is the same wherever they are."""
+METHODS = {"vector": METHOD, "overlap": replace(METHOD, overlap=1), "streaming": STREAMING}
 PAYLOAD_BYTES_MAX = 4096
+_QUARTERS = ("a", "b", "c", "d")
 
 
 class _Vector(nn.Module):
+    """A vector in four parts."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.vector = nn.Parameter(torch.zeros(SIZE))
+        for name in _QUARTERS:
+            self.register_parameter(name, nn.Parameter(torch.zeros(SIZE // len(_QUARTERS))))
 
 
 def _loss(model: nn.Module, batch: Tensor) -> Tensor:
     """Linear in the vector, so that its gradient is the batch."""
-    assert isinstance(model, _Vector)
-    return (model.vector * batch[0]).sum()
+    return (torch.cat([parameter for _, parameter in sorted(model.named_parameters())]) * batch[0]).sum()
 
 
+<<<<<<< HEAD
 @lru_cache(maxsize=1)
 def _rules() -> method.Rules:
     # All peers read the same payloads.
     return method.rules_of(METHOD, lambda text: Remembering(parse_chain(text)))
+=======
+def _joined(parts: Mapping[str, Tensor]) -> Tensor:
+    """The vector whose parts are given, zero where one is not."""
+    quarter = torch.zeros(SIZE // len(_QUARTERS))
+    return torch.cat([parts.get(name, quarter) for name in _QUARTERS]).double()
+
+
+@lru_cache(maxsize=8)
+def _rules(chosen: Method) -> method.Rules:
+    return method.rules_of(chosen, parse_chain)
+>>>>>>> stream
 
 
 @final
 class VectorBooks:
     """The books of a swarm of vectors, and the place to get learners from."""
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: Method = METHOD) -> None:
+        self.method = chosen
         self.history: History[Tensor] = History()
         self.produced: dict[PeerID, Tensor] = defaultdict(_zeros)
         self._drawn: dict[PeerID, int] = defaultdict(int)
@@ -93,28 +118,35 @@ class VectorLearner(Learner):
     def __init__(self, me: PeerID, books: VectorBooks) -> None:
         self.me = me
         model = _Vector()
-        state = method.initial_state(model, _rules())
-        trainer = Trainer(model, _loss, lambda round_index, step: books.draw(me), METHOD)
-        self.inner = TorchLearner(me, state, _rules(), trainer, [torch.ones(1, SIZE)])
+        rules = _rules(books.method)
+        state = method.initial_state(model, rules)
+        trainer = Trainer(model, _loss, lambda round_index, step: books.draw(me), books.method)
+        self.inner = TorchLearner(me, state, rules, trainer, [torch.ones(1, SIZE)])
+        self.round_steps = self.inner.round_steps
+        self.overlap = self.inner.overlap
+        self.fragments = self.inner.fragments
         self._books = books
         self._lost: Tensor | None = None
 
     def waiting(self) -> Tensor:
         """All that was made and not said, or said in vain so far."""
         inner = self.inner
-        held = inner._wanted if inner._wanted is not None else inner.state.residual
-        parts = [part[NAME].double() for part in (held, inner._delta or {}) if part]
-        return torch.stack(parts).sum(0) if parts else _zeros()
+        held = inner.state.residual | (inner._wanted or {})
+        return _joined(held) + _joined(inner._progress.unpacked())
 
-    def train(self, round_index: int, should_stop: Callable[[], bool]) -> Trained:
+    @property
+    def steps_left(self) -> int:
+        return self.inner.steps_left
+
+    def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         self._balance()
-        return self.inner.train(round_index, should_stop)
+        return self.inner.train(round_index, should_stop, steps)
 
-    def pack(self) -> bytes:
-        return self.inner.pack()
+    def pack(self, round_index: int) -> bytes:
+        return self.inner.pack(round_index)
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
-        before, anchor = self.fingerprint(), self.inner.state.anchor[NAME]
+        before, anchor = self.fingerprint(), _joined(self.inner.state.anchor)
         if own is Own.FORGOTTEN:
             self._lost = None  # An earlier process said it, and took with it what it did not say.
         self.inner.apply(number, contributions, own)
@@ -122,13 +154,11 @@ class VectorLearner(Learner):
             self._write_down(before, anchor, contributions)
 
     def _write_down(self, before: bytes, anchor: Tensor, contributions: Sequence[Contribution]) -> None:
-        said = {
-            c.owner: method.decode(c.payload, {NAME: anchor}, _rules().compressor)[NAME].double() for c in contributions
-        }
+        said = {c.owner: _joined(self.inner.heard(c.payload)) for c in contributions}
         self._books.history.add(before, contributions, self.fingerprint(), said)
         mean = torch.stack(list(said.values())).mean(0)
-        expected = anchor.double() - METHOD.outer.lr * mean
-        self._check("the anchor", self.inner.state.anchor[NAME].double() - expected, expected)
+        expected = anchor - self._books.method.outer.lr * mean
+        self._check("the anchor", _joined(self.inner.state.anchor) - expected, expected)
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         if joined is None:

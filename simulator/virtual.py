@@ -63,7 +63,7 @@ def run_virtual_swarm(
     def make_learner(me: PeerID) -> Learner:
         return build_with(spec, me, corpus).learner
 
-    watch = _Watch(options, dense_bytes(parameters, method.inner_steps, options.peers), on_progress, begun)
+    watch = _Watch(options, dense_bytes(parameters, method.round_steps, options.peers), on_progress, begun)
     config = SwarmConfig(
         peers=options.peers,
         rounds=options.rounds,
@@ -72,18 +72,18 @@ def run_virtual_swarm(
         access=_access(options.bandwidth_mbit),
         churn_rate=options.churn_rate,
         kill_every_seconds=options.kill_every_seconds,
-        train_seconds=TRAIN_SECONDS * method.inner_steps,
+        train_seconds=TRAIN_SECONDS * method.round_steps,
         snapshot_bytes=4 * parameters,
         validate_rounds=max(1, options.rounds // 10),
     )
     try:
         outcome = run_virtual(
             lambda: run_swarm(config, make_learner, payload_bytes_max=limits(), on_report=watch.see),
-            config=VirtualConfig(virtual_seconds_max=_virtual_seconds_max(options, method.inner_steps)),
+            config=VirtualConfig(virtual_seconds_max=_virtual_seconds_max(options, method.round_steps)),
         )
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
-    return _summary(options, outcome, parameters, method.inner_steps)
+    return _summary(options, outcome, parameters, method.round_steps)
 
 
 def _access(bandwidth_mbit: float | None) -> Access:

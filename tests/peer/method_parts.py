@@ -95,7 +95,8 @@ DELTA = {"w": torch.tensor([10.0, 20.0, -30.0])}
 
 def start(chosen: Rules, *, missed: bool = False, residual: dict[str, Tensor] | None = None) -> TrainingState:
     anchor = {"w": torch.tensor([0.5, 0.25, 0.125])}
-    return TrainingState(anchor, chosen.outer.init(anchor), RESIDUAL if residual is None else residual, missed)
+    owed = frozenset(anchor) if missed else frozenset()
+    return TrainingState(anchor, chosen.outer.init(anchor), RESIDUAL if residual is None else residual, owed)
 
 
 def contribution(peer: str, tensors: dict[str, Tensor], chosen: Rules) -> Contribution:

@@ -150,7 +150,7 @@ def test_a_real_model_meets_keeps_its_work_and_comes_back_from_its_files() -> No
     said = []
     for identity, learner in zip(identities, learners, strict=True):
         tokens = learner.train(0, lambda: False).tokens
-        payload = learner.pack()
+        payload = learner.pack(0)
         learners[0].check(payload)
         said.append(sign_contribution(identity, Hash(bytes(32)), tokens, bytes(16), False, payload))
     before = [learner.fingerprint() for learner in learners]

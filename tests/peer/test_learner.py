@@ -36,7 +36,7 @@ def contribution(signer: ToySigner, payload: bytes) -> Contribution:
 
 def train_and_pack(learner: Learner) -> bytes:
     learner.train(0, never)
-    return learner.pack()
+    return learner.pack(0)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_no_honest_payload_is_beyond_the_limits(corpus: Corpus) -> None:
     run = built(corpus)
     trained = run.learner.train(0, never)
     assert 0 < trained.tokens <= run.engine.weight_max
-    assert len(run.learner.pack()) <= run.engine.payload_bytes_max
+    assert len(run.learner.pack(0)) <= run.engine.payload_bytes_max
 
 
 def test_dense_bytes_are_those_of_a_ring() -> None:

@@ -67,7 +67,7 @@ def test_a_round_leaves_the_residual_alone() -> None:
     for missed in (False, True):
         before = start(chosen, missed=missed)
         after = apply_round(before, [contribution("a", DELTA, chosen)], chosen, round_index=0)
-        assert after.residual is before.residual and after.missed == missed
+        assert after.residual is before.residual and bool(after.missed) == missed
         assert not torch.equal(after.anchor["w"], before.anchor["w"])
 
 

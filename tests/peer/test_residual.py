@@ -50,7 +50,7 @@ class Scripted:
     def pack(self, delta: Tensor = DELTA["w"]) -> bytes:
         self.delta = delta
         self.learner.train(0, lambda: False)
-        return self.learner.pack()
+        return self.learner.pack(0)
 
     @property
     def residual(self) -> list[float] | None:
@@ -122,7 +122,7 @@ def test_what_an_earlier_process_said_held_all_that_waited_then_and_the_new_delt
     peer.learner.train(0, lambda: False)
     peer.learner.apply(1, [said(ME, make_payload(RESIDUAL, TopK(1)))], Own.FORGOTTEN)
     assert peer.residual is None and not peer.learner.state.missed
-    payload = peer.learner.pack()
+    payload = peer.learner.pack(0)
     assert peer.heard(payload).tolist() == [0.0, 0.0, -30.0]
 
 

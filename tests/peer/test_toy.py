@@ -27,7 +27,7 @@ def contribution(signer: ToySigner, payload: bytes) -> Contribution:
 
 def train_and_pack(learner: ToyLearner) -> bytes:
     learner.train(0, never)
-    return learner.pack()
+    return learner.pack(0)
 
 
 def test_what_a_round_merged_is_no_longer_wanted_and_the_rest_stays() -> None:

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+<<<<<<< HEAD
 from simulator.faults import KINDS, Crash, Fault, Partition, When
 from simulator.scenario import Scenario
+=======
+from simulator.faults import KINDS, Crash, DiskLoss, Fault, Partition, When
+from simulator.scenario import LEARNERS, Scenario
+>>>>>>> stream
 
 
 @given(st.integers(0, 10**9))
@@ -19,8 +24,13 @@ def test_a_random_scenario_survives_being_written_down(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn() -> None:
     drawn = {type(fault) for seed in range(300) for fault in Scenario.random(seed).faults}
+<<<<<<< HEAD
     assert drawn == set(KINDS.values())
     assert {scenario.learner for scenario in map(Scenario.random, range(300))} == {"units", "vector"}
+=======
+    assert drawn == set(KINDS.values()) - {DiskLoss}
+    assert {scenario.learner for scenario in map(Scenario.random, range(300))} == set(LEARNERS)
+>>>>>>> stream
 
 
 def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
@@ -43,7 +53,7 @@ def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
         ("peers = 0", "peers: 0 is not in 1..1000"),
         ("delay = nan", "delay: nan is not in"),
         ("colour = 1", "colour: unknown; there are peers, rounds"),
-        ('learner = "gpt"', "learner: 'gpt' is none of units, vector"),
+        ('learner = "gpt"', "learner: 'gpt' is none of units, vector, overlap, streaming"),
         ("faults = 1", "faults: 1 is not a list"),
         ("faults = [1]", r"faults\[0\]: 1 is not a table"),
         ("[[faults]]\nat = 1", r"faults\[0\].kind: None is none of crash, torn"),

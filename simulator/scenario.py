@@ -166,19 +166,15 @@ def _draw(seed: int) -> Scenario:
         made += [make(dice) for _ in range(rng.randint(1, most))]
     if rng.random() < 0.2 and dice.peers > 1:
         made.append(Late(dice.number(1, dice.end), rng.randrange(1, dice.peers)))
-    is_real = rng.random() < 0.06
+    learner = _learner(rng.random())
     return Scenario(
         peers=dice.peers,
         rounds=rng.randint(5, 12),
         seed=seed,
         faults_end=dice.end,
         faults=tuple(made),
-<<<<<<< HEAD
-        learner="vector" if is_real else "units",
-        train_seconds=2.0 if is_real else rng.choice((0.5, 0.5, 1.0, 2.0)),
-=======
-        learner=_learner(rng.random()),
->>>>>>> stream
+        learner=learner,
+        train_seconds=rng.choice((0.5, 0.5, 1.0, 2.0)) if learner == "units" else 2.0,
         delay=rng.choice((0.001, 0.02, 0.02, 0.1)),
         jitter=rng.choice((0.0, 0.02, 0.1)),
         uplink=rng.choice((0.0, 0.0, 0.0, 100_000.0)),
@@ -188,17 +184,13 @@ def _draw(seed: int) -> Scenario:
     )
 
 
-<<<<<<< HEAD
-def _down(kind: type[Crash] | type[Torn] | type[Leave] | type[DiskLoss]) -> _Drawn:
-=======
 def _learner(drawn: float) -> str:
     return next(
-        (name for name, below in (("vector", 0.04), ("overlap", 0.07), ("streaming", 0.1)) if drawn < below), "units"
+        (name for name, below in (("vector", 0.03), ("overlap", 0.05), ("streaming", 0.07)) if drawn < below), "units"
     )
 
 
-def _down(kind: type[Crash] | type[Torn] | type[Leave]) -> _Drawn:
->>>>>>> stream
+def _down(kind: type[Crash] | type[Torn] | type[Leave] | type[DiskLoss]) -> _Drawn:
     def make(dice: _Dice) -> Fault:
         peer = dice.peer()
         return kind(dice.at_a_deed(peer), peer, dice.small(12))

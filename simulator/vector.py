@@ -65,12 +65,6 @@ def _loss(model: nn.Module, batch: Tensor) -> Tensor:
     return (torch.cat([parameter for _, parameter in sorted(model.named_parameters())]) * batch[0]).sum()
 
 
-<<<<<<< HEAD
-@lru_cache(maxsize=1)
-def _rules() -> method.Rules:
-    # All peers read the same payloads.
-    return method.rules_of(METHOD, lambda text: Remembering(parse_chain(text)))
-=======
 def _joined(parts: Mapping[str, Tensor]) -> Tensor:
     """The vector whose parts are given, zero where one is not."""
     quarter = torch.zeros(SIZE // len(_QUARTERS))
@@ -79,8 +73,8 @@ def _joined(parts: Mapping[str, Tensor]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _rules(chosen: Method) -> method.Rules:
-    return method.rules_of(chosen, parse_chain)
->>>>>>> stream
+    # All peers read the same payloads.
+    return method.rules_of(chosen, lambda text: Remembering(parse_chain(text)))
 
 
 @final

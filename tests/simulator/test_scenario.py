@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
 from simulator.faults import KINDS, Crash, Fault, Partition, When
-from simulator.scenario import Scenario
-=======
-from simulator.faults import KINDS, Crash, DiskLoss, Fault, Partition, When
 from simulator.scenario import LEARNERS, Scenario
->>>>>>> stream
 
 
 @given(st.integers(0, 10**9))
@@ -24,13 +19,8 @@ def test_a_random_scenario_survives_being_written_down(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn() -> None:
     drawn = {type(fault) for seed in range(300) for fault in Scenario.random(seed).faults}
-<<<<<<< HEAD
     assert drawn == set(KINDS.values())
-    assert {scenario.learner for scenario in map(Scenario.random, range(300))} == {"units", "vector"}
-=======
-    assert drawn == set(KINDS.values()) - {DiskLoss}
     assert {scenario.learner for scenario in map(Scenario.random, range(300))} == set(LEARNERS)
->>>>>>> stream
 
 
 def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:

@@ -11,7 +11,7 @@ from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.instance import Instance, Vote, settled_votes
 from averaging.outbox import Commit, Outbox
-from averaging.owners import Owners
+from averaging.owners import Owners, owner_of
 from averaging.record import NORMAL, Certificate, Hash, Record
 from averaging.round_clock import RoundClock
 from averaging.timing import Timing
@@ -124,8 +124,9 @@ class Rounds:
         contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(head.voters)
         needed = max(1, self._config.min_peers, self._config.start_peers if head.round == 0 else 1)
         if self.owners is not None:  # Then it is shares that are needed; those who own parts contribute.
-            contributors, needed = frozenset(head.voters), 1
+            needed = 1
             self.owners.begin(head, now)
+            contributors = frozenset(owner_of(head, part) for part in range(self._config.parts))
         instance = self._parked.pop(head.hash, None)
         if instance is None:
             instance = Instance(head, self._votes.pop(head.hash, Vote()), members_max=self._config.max_peers)

@@ -300,4 +300,6 @@ preset = "{options.preset}"
 {settings}
 [group]
 start_peers = {options.peers}
+max_peers = {group_of(options).max_peers}
+parts = {options.parts}
 """

@@ -36,6 +36,8 @@ class SimulateOptions:
     """One-way delay of every link. Only in a virtual swarm, like the next two."""
     bandwidth_mbit: float | None = None
     """Upload and download of every peer; None is unlimited."""
+    parts: int = 0
+    """For large swarms: so many parts, each merged by its owner; 0: everybody gets everybody's packets."""
     churn_rate: float = 0.0
     """The share of the peers that leave and come back during a round, on average, in 0..1."""
     timeout_seconds: float = 600.0
@@ -44,6 +46,7 @@ class SimulateOptions:
 
     def __post_init__(self) -> None:
         _check_within("peers", self.peers, 1, PEERS_MAX)
+        _check_within("parts", self.parts, 0, 256)
         _check_within("rounds", self.rounds, 1, 1_000_000)
         _check_within("timeout_seconds", self.timeout_seconds, 1, 1_000_000)
         _check_within("latency_ms", self.latency_ms, 0, 60_000)

@@ -47,7 +47,7 @@ def run_virtual_swarm(
         settings=options.settings,
         seed=options.seed,
         rounds=options.rounds,
-        group=GroupPart(start_peers=options.peers),
+        group=group_of(options),
     )
     corpus = load_corpus(options.data)
     method = spec.training_method
@@ -66,6 +66,7 @@ def run_virtual_swarm(
     watch = _Watch(options, dense_bytes(parameters, method.round_steps, options.peers), on_progress, begun)
     config = SwarmConfig(
         peers=options.peers,
+        parts=options.parts,
         rounds=options.rounds,
         seed=options.seed,
         link=Link(options.latency_ms / 1000, options.latency_ms / 4000),
@@ -84,6 +85,12 @@ def run_virtual_swarm(
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
     return _summary(options, outcome, parameters, method.round_steps)
+
+
+def group_of(options: SimulateOptions) -> GroupPart:
+    """Everyone is there at the first round, and no round is too small for all."""
+    limit = GroupPart().max_peers
+    return GroupPart(start_peers=options.peers, max_peers=max(limit, options.peers), parts=options.parts)
 
 
 def _access(bandwidth_mbit: float | None) -> Access:

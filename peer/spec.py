@@ -85,7 +85,7 @@ class GroupPart(_Strict):
     """No round takes more."""
     parts: int = Field(default=0, ge=0, le=PARTS_MAX)
     """For large groups: contributions are cut into so many parts, each merged by its owner. 0: all get all of all."""
-    voters_max: int = Field(default=16, ge=1, le=MEMBERS_MAX)
+    voters_max: int = Field(default=8, ge=1, le=MEMBERS_MAX)
     """With parts: so many peers vote and own them."""
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,12 +93,21 @@ class Swarm:
         self.peers: list[SwarmPeer] = []
         self.fingerprints: dict[int, str] = {}
         """The anchor that somebody reported first after each round."""
-        self.differing_rounds: set[int] = set()
+        self.heads: dict[int, set[str]] = {}
+        """The records committed as each round: more than one where the chain forked."""
+        self.wrong: list[str] = []
+        """Two anchors after one record, in words: must not happen."""
+        self.counts: Counter[str] = Counter()
+        """Events by kind, of all processes."""
+        self.mark = str(folder / "temporary")
+        """Stands in the environment of all processes; here they make their sockets."""
         self._folder = folder
         self._options = options
         self._tasks = tasks
         self._bootstrap = SwarmPeer(-1, folder / "bootstrap")
+        self._anchors: dict[str, str] = {}
         self._news = anyio.Event()
+        Path(self.mark).mkdir()
 
     @property
     def round(self) -> int:
@@ -152,7 +162,7 @@ class Swarm:
 
         code = await run_process(
             command,
-            environment(self._options.peers),
+            {**environment(self._options.peers), "TMPDIR": self.mark},
             on_start=started,
             on_event=lambda event: self._on_event(peer, event),
             on_line=on_line,
@@ -163,6 +173,7 @@ class Swarm:
 
     def _on_event(self, peer: SwarmPeer, event: Mapping[str, Any]) -> None:
         heard = Heard(anyio.current_time(), event["event"], event)
+        self.counts[heard.kind] += 1
         peer.events.append(heard)
         if heard.kind == "Ready":
             peer.peer_id = event["peer_id"]
@@ -170,8 +181,10 @@ class Swarm:
             number, fingerprint = event["round"], event["fingerprint"]
             peer.round = number
             peer.fingerprints[number] = fingerprint
-            if self.fingerprints.setdefault(number, fingerprint) != fingerprint:
-                self.differing_rounds.add(number)
+            self.fingerprints.setdefault(number, fingerprint)
+            self.heads.setdefault(number, set()).add(event["head"])
+            if self._anchors.setdefault(event["head"], fingerprint) != fingerprint:
+                self.wrong.append(f"round {number}: {peer.folder.name} has another anchor")
         elif heard.kind == "Note":
             peer.words.append(event["text"])
         self._news.set()

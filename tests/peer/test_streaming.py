@@ -171,7 +171,7 @@ def test_without_inner_optimiser_the_hidden_gradient_is_one_round_old() -> None:
         with torch.no_grad():
             for (name, p), q in zip(model.named_parameters(), older.parameters(), strict=True):
                 assert q.grad is not None
-                p -= 0.1 * q.grad
+                p.copy_(p - 0.1 * q.grad)
                 q.copy_(now[name])
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(learner.state.anchor[name], parameter.detach(), rtol=1e-5, atol=1e-6)

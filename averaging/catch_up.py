@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import final
 
 from averaging.chain import Chain
@@ -39,7 +40,7 @@ class CatchUp:
         self._source: PeerID | None = None
         """Who gave the newest of what is pending."""
         self._common: Hash | None = None
-        """A record up to which another chain is known to be the same as this peer's own: the parting is sought there."""
+        """Up to here another chain is known to be the same as this peer's own: the parting is sought from here on."""
         self.pending: list[LogEntry] = []
         self.held: dict[Hash, Contribution] = {}
         self.is_lost = False
@@ -47,8 +48,10 @@ class CatchUp:
         self._no_donor = False
         self._ahead: dict[PeerID, tuple[float, int]] = {}
         self._asked: dict[PeerID, int] = {}
-        self._doubted: dict[PeerID, int] = {}
-        self._doubted_until = 0.0
+        self._doubted: dict[PeerID, tuple[int, float]] = {}
+        """Up to which round, and until when."""
+        self._resumed: Hash | None = None
+        """The last of the records that this peer had applied and must apply again: it leaves them only in order."""
         self._asked_at: float | None = None
         self._turn = 0
         self._waiting_for: Hash | None = None
@@ -57,8 +60,9 @@ class CatchUp:
     # Who is ahead, and whom to ask.
 
     def notice(self, peer: PeerID, number: int, now: float) -> None:
-        """`peer` spoke of a record that this peer does not know, of round `number` at least."""
-        if number <= self._doubted.get(peer, 0) and now < self._doubted_until:
+        """`peer` spoke of a record that this peer does not know, of round `number` (0 if it did not say)."""
+        doubted, until = self._doubted.get(peer, (-1, 0.0))
+        if number <= doubted and now < until:
             return
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
@@ -93,16 +97,15 @@ class CatchUp:
         peer = peers[self._turn % len(peers)]
         self._asked[peer] = self._asked.get(peer, 0) + 1
         if self._asked[peer] > ASKED_IN_VAIN_MAX:
-            self._doubt(peer, self._ahead[peer][1])
+            self._doubt(peer, self._ahead[peer][1], now + DOUBT_SECONDS)
             self._give_up(peer, head)
-            self._doubted_until = now + DOUBT_SECONDS
         return peer
 
-    def _doubt(self, peer: PeerID, number: int) -> None:
+    def _doubt(self, peer: PeerID, number: int, until: float) -> None:
         """What `peer` says about rounds up to `number` is of no use here."""
         self._asked.pop(peer, None)
         self._ahead.pop(peer, None)
-        self._doubted[peer] = max(number, self._doubted.get(peer, 0))
+        self._doubted[peer] = number, until
 
     # Records to be applied.
 
@@ -138,7 +141,9 @@ class CatchUp:
             if not is_certified(previous, entry.record, entry.certificate, self._signer):
                 return f"round {entry.record.round} has no valid certificate"
             if at == 0 and not self._extends(previous.hash):
-                if self.pending and not entries[-1].record.is_better(self.pending[-1].record):
+                if self._resumed is not None or (
+                    self.pending and not entries[-1].record.is_better(self.pending[-1].record)
+                ):
                     return None  # First the better one.
                 self.base, self.pending = previous.hash, []
             if len(self.pending) >= PENDING_MAX:
@@ -167,7 +172,7 @@ class CatchUp:
             same += 1
         if same == len(self.pending):
             return self.pending[-1].record, entries[same:]
-        if entries and entries[-1].record.is_better(self.pending[-1].record):
+        if entries and entries[-1].record.is_better(self.pending[-1].record) and self._resumed is None:
             return previous, entries
         return (entries[-1].record if entries else previous), []
 
@@ -175,10 +180,10 @@ class CatchUp:
         """A whole chain that parted from this peer's and is not better is dropped: its members will come over (R9)."""
         if self.pending and not self.follows(head) and not self.tip(head).is_better(head):
             self._drop()
-            self._doubt(peer, number)
+            self._doubt(peer, number, inf)
 
     def _drop(self) -> None:
-        self.base, self._common, self.pending = None, None, []
+        self.base, self._common, self._resumed, self.pending = None, None, None, []
         self.held.clear()
 
     def leads_away(self, head: Record) -> bool:
@@ -232,6 +237,7 @@ class CatchUp:
             done = self.pending[: rounds.index(head.hash) + 1]
             self.pending = self.pending[len(done) :]
             self.base = head.hash if self.pending else None
+            self._resumed = None if self._resumed in rounds[: len(done)] else self._resumed
             for entry in done:
                 for member in entry.record.members:
                     self.held.pop(member.digest, None)
@@ -242,6 +248,7 @@ class CatchUp:
     def resume(self, base: Hash, entries: list[LogEntry]) -> None:
         """`entries` that this peer had applied are to be applied again, after `base`, before what is pending."""
         self.base, self.pending = base, [*entries, *self.pending]
+        self._resumed = entries[-1].record.hash if entries else self._resumed
 
     def have_donor(self) -> None:
         """Whoever gave the state has the contributions since, whatever others said of them."""

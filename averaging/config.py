@@ -23,8 +23,17 @@ class EngineConfig:
     """Contributions that any round needs."""
     max_peers: int = 64
     """Contributions that a round takes at most; whoever finds it full joins the next."""
+    parts: int = 0
+    """Into so many parts a contribution is cut, each merged by its owner; 0: everybody gets everybody's whole."""
+    voters_max: int = 16
+    """So many vote at most, and own parts, where owners reduce."""
     remembered_bytes_max: int = 8 * 1024 * 1024
     """Of what this peer contributed to older rounds, so much is kept in case its chain must be left (R9)."""
     recovery_share: float = 0.0
     """When no quorum comes: the least share of those named by the last round that may go on without it (R8)."""
     timing: TimingConfig = field(default_factory=TimingConfig)
+
+    @property
+    def contribution_weight_max(self) -> int:
+        """An owner's contribution speaks for many."""
+        return self.weight_max * (self.max_peers if self.parts else 1)

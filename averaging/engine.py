@@ -13,12 +13,13 @@ from averaging import journal
 from averaging.catch_up import CatchUp
 from averaging.chain import Chain
 from averaging.config import EngineConfig
-from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
+from averaging.contribution import Contribution
 from averaging.fetcher import Fetcher
 from averaging.following import Following, Moved
 from averaging.forks import Recovery
 from averaging.instance import Instance
-from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose
+from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose, Share
+from averaging.offering import Offering
 from averaging.outbox import Actions, Link, Outbox
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.rounds import Rounds
@@ -26,8 +27,6 @@ from averaging.serving import asked_for
 from averaging.voting import Voting
 from network.identity import Signer
 from network.seam import PeerID
-
-EARLY_OFFERS_MAX = 64
 
 
 @final
@@ -52,13 +51,12 @@ class Engine:
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
         self._outbox = Outbox(self.me, config.timing.silence_seconds)
         self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now)
-        self._check_payload = check
         self._fetcher = Fetcher()
-        self._early: dict[PeerID, Contribution] = {}
         self._told: dict[PeerID, Hash] = {}
-        self._far_from_lead: set[PeerID] = set()
-        """Who asked for a relay in this round: without a link to the lead they miss its vote, and have to be told."""
         self.rounds = Rounds(signer, config, restored, self._outbox, self._fetch, now)
+        self.offering = Offering(
+            signer, config, self.rounds, self.catch_up, self._fetcher, self._outbox, check, self._tell
+        )
         self._following = Following(self.rounds, self.catch_up, self.recovery, self._fetcher, self._outbox)
 
     # What the caller asks.
@@ -114,6 +112,7 @@ class Engine:
         times = [
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
+            self._reduce_at(now),
             self._fetcher.next_due,
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
             min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
@@ -127,9 +126,7 @@ class Engine:
         self.links[peer] = Link(up=now, heard=now, sent=now)
         self._told.pop(peer, None)
         self._outbox.send(peer, self._own_head(), now)
-        own = self.instance.offers.get(self.me)
-        if own is not None:
-            self._outbox.send(peer, Offer(own.encoded), now)
+        self.offering.connected(peer, now)
 
     def disconnected(self, peer: PeerID) -> None:
         self._outbox.lost(peer)
@@ -138,20 +135,14 @@ class Engine:
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
-        assert self.instance.base is not None
-        # Who is not linked with all the others (two that can only dial out never are) cannot lead them.
-        named = {m.peer for m in self.head.members} or set(self.head.voters)
-        is_linked = named <= {self.me, *self.links}
-        willing = willing and is_linked and not self._outbox.leaving
-        weight = max(1, min(weight, self.config.weight_max))
-        mine = sign_contribution(self.signer, self.head.hash, weight, self.instance.base, willing, payload)
-        if self.instance.hold(mine):
-            self._observe_offer(mine, now)
-            relays = [p for p in sorted(self.links) if self._outbox.alive(p, now)] if self._lead_is_far else []
-            for peer in sorted(self.links):
-                self._outbox.send(peer, Offer(mine.encoded, relay=relays[:1] == [peer]), now)
-            self._progress(now)
+        mine = self.offering.offer(payload, weight, willing, now)
+        self._progress(now)
         return mine
+
+    def share(self, packets: list[bytes], weight: int, willing: bool, now: float) -> None:
+        """R1 where owners reduce: sends each part to its owner."""
+        self.offering.share(packets, weight, willing, now)
+        self._progress(now)
 
     def anchored(self, head: Hash, base: bytes, now: float) -> None:
         """This peer's state after the record `head` has the fingerprint `base`."""
@@ -212,7 +203,11 @@ class Engine:
         if isinstance(message, Head):
             self._on_head(peer, message, now)
         elif isinstance(message, Offer):
-            self._on_offer(peer, message, now)
+            self.offering.on_offer(peer, message, now)
+            self._progress(now)
+        elif isinstance(message, Share):
+            self.offering.on_share(peer, message, now)
+            self._progress(now)
         elif isinstance(message, (Get, GetLog)):
             self._outbox.send_all(peer, asked_for(message, self.chain, self.instance) or [self._own_head()], now)
         elif isinstance(message, Log):
@@ -227,47 +222,11 @@ class Engine:
         if message.head in self.chain:
             if message.head != head.hash:
                 self._tell(peer, message.head, now)
-        elif message.round > head.round or (message.tokens, head.hash) > (head.tokens, message.head):
+        elif message.tokens > head.tokens or (
+            # A recovery after this head has as many, and so has a chain that goes before this one.
+            message.tokens == head.tokens and (message.round > head.round or message.head < head.hash)
+        ):
             self.catch_up.notice(peer, message.round, now)
-
-    def _on_offer(self, peer: PeerID, message: Offer, now: float) -> None:
-        limit = self.config.payload_bytes_max + HEADER_BYTES_MAX
-        contribution = parse_contribution(message.encoded, self.signer, limit)
-        if contribution.owner == peer:
-            self.links[peer].head = contribution.prev
-        if message.relay:
-            self._far_from_lead.add(peer)
-        if contribution.digest in self._fetcher or contribution.prev == self.head.hash:
-            self._check(contribution)
-        if contribution.digest in self._fetcher:
-            self._fetcher.arrived(contribution.digest)
-            if contribution.prev != self.head.hash:
-                self.catch_up.held[contribution.digest] = contribution
-        if contribution.prev == self.head.hash:
-            if contribution.owner not in self.links:
-                self._outbox.heard_of(contribution.owner, now)
-            if self.instance.hold(contribution):
-                self._observe_offer(contribution, now)
-                if message.relay:
-                    self._outbox.send(self.head.lead, Offer(message.encoded), now)
-        elif contribution.prev not in self.chain:
-            if contribution.owner == peer and len(self._early) < EARLY_OFFERS_MAX:
-                self._early[peer] = contribution
-            self.catch_up.notice(peer, self.head.round + 1, now)
-        elif contribution.owner == peer:
-            self._observe_offer(contribution, now)
-            self._voting.clock.freed[peer] = now  # Void: it trains anew.
-            self._tell(peer, contribution.prev, now)
-        self._progress(now)
-
-    def _check(self, contribution: Contribution) -> None:
-        if not 0 < contribution.weight <= self.config.weight_max:
-            raise Malformed(f"contribution of {contribution.owner}: claims {contribution.weight} tokens")
-        try:
-            self._check_payload(contribution.payload)
-        except ValueError as error:
-            self._fetcher.arrived(contribution.digest)
-            raise Malformed(f"contribution of {contribution.owner}: {error}") from error
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
         flaw = self.catch_up.receive(peer, message, self.chain)
@@ -282,7 +241,7 @@ class Engine:
         if prev in self.chain:
             self._tell(peer, prev, now)
         else:
-            self.catch_up.notice(peer, self.head.round + 1, now)
+            self.catch_up.notice(peer, 0, now)
         return False
 
     # Progress: whatever the state allows, until nothing more is possible.
@@ -292,8 +251,24 @@ class Engine:
             pass
         self._voting.start_clock(now)
         self._voting.progress(self.rounds.timing, now)
+        self._reduce_if_due(now)
         if self._commit_decided(now):
             self._progress(now)
+
+    def _reduce_if_due(self, now: float) -> None:
+        due = self._reduce_at(now)
+        if due is not None and due <= now:
+            assert self.rounds.owners is not None
+            self._outbox.actions.reductions.append(self.rounds.owners.close())
+
+    def _reduce_at(self, now: float) -> float | None:
+        """When this peer, as an owner, merges the shares that it has."""
+        owners, config = self.rounds.owners, self.config
+        if owners is None:
+            return None
+        owners.collector.base = self.instance.base
+        needed = config.start_peers if self.head.round == 0 else config.min_peers
+        return owners.due_at(self.rounds.timing, max(1, needed), now)
 
     def _commit_decided(self, now: float) -> bool:
         """R6: a quorum accepted a record whose contributions are here."""
@@ -305,7 +280,7 @@ class Engine:
         if record is None:
             for peer in certificate.signatures:
                 if peer != self.me:
-                    self.catch_up.notice(peer, self.head.round + 1, now)
+                    self.catch_up.notice(peer, 0, now)
             return False
         missing = self.instance.missing(record)
         if missing:
@@ -330,19 +305,7 @@ class Engine:
         self.rounds.append(record, certificate, contributions, now)
         self._fetcher.clear()
         self.catch_up.applied(record)
-        for peer in sorted(self._far_from_lead):
-            self._tell(peer, record.prev, now)
-        self._far_from_lead.clear()
-        for peer in sorted(self._early):
-            if self._early[peer].prev == record.hash:
-                early = self._early.pop(peer)
-                try:
-                    self._check(early)
-                except Malformed as error:
-                    self._outbox.refuse(peer, str(error))
-                    continue
-                if self.instance.hold(early):
-                    self._observe_offer(early, now)
+        self.offering.begun(record.prev, now)
 
     # Forks.
 
@@ -359,15 +322,6 @@ class Engine:
         if self.instance.base is None or self.catch_up.behind_since is not None:
             return None
         return self.recovery.due_at(self.head, self._voting.clock, self.rounds.timing, now)
-
-    def _observe_offer(self, contribution: Contribution, now: float) -> None:
-        freed = self._voting.clock.freed.pop(contribution.owner, None)
-        if freed is not None:
-            self.rounds.timing = self.rounds.timing.cycled(contribution.owner, now - freed)
-
-    @property
-    def _lead_is_far(self) -> bool:
-        return self.head.lead != self.me and self.head.lead not in self.links
 
     @property
     def _patience(self) -> float:

@@ -105,6 +105,6 @@ class Following:
         base = self._catch_up.base
         assert base is not None
         number = self._rounds.chain.round_of(base)
-        self._recovery.healed(number)
+        self._recovery.healed(self._catch_up.tip(self._rounds.head).round)
         self._fetcher.clear()
         return self._rounds.back_to(number, now)

@@ -60,6 +60,8 @@ class Instance:
         self.head = head
         self.vote = vote
         self.members_max = members_max
+        self.may_recruit = False
+        """Whether a record may name voters that neither contributed nor voted: where owners contribute for others."""
         self.base = base
         """Fingerprint of this peer's own state at `head`; None until it is computed."""
         self.offers: dict[PeerID, Contribution] = {}
@@ -82,7 +84,11 @@ class Instance:
         """Keeps an offer on this head; a later one of the same peer replaces it as that peer's offer."""
         assert contribution.prev == self.head.hash
         if contribution.digest in self.held:
-            return False
+            # What a journal held for a record is an offer only once its owner pushes it again.
+            if contribution.owner in self.offers:
+                return False
+            self.offers[contribution.owner] = contribution
+            return True
         if sum(c.owner == contribution.owner for c in self.held.values()) >= OFFERS_PER_PEER_MAX:
             return False
         self.held[contribution.digest] = contribution
@@ -105,9 +111,16 @@ class Instance:
     def may_propose_at_zero(self, me: PeerID) -> bool:
         return self.head.lead == me and self.vote.promised.attempt <= 0 and self.vote.accepted is None
 
-    def fresh(self, me: PeerID, attempt: int, alive: Callable[[PeerID], bool]) -> Record:
+    def fresh(
+        self,
+        me: PeerID,
+        attempt: int,
+        alive: Callable[[PeerID], bool],
+        recruits: Callable[[Sequence[PeerID]], Sequence[PeerID]] = lambda voters: (),
+    ) -> Record:
         """A record of all usable offers. The next voters: the willing owners heard alive; if there are none (the only
-        voter is leaving), the voters of this round heard alive; else the owners heard alive; else all owners.
+        voter is leaving), the voters of this round heard alive; else the owners heard alive; else all owners. To these
+        come `recruits`.
         """
         offers = self.usable()
         assert offers and self.base is not None
@@ -115,6 +128,7 @@ class Instance:
         willing = [c.owner for c in offers if c.willing and alive(c.owner)]
         heirs = sorted(p for p in self.head.voters if alive(p))
         voters = willing or heirs or [p for p in owners if alive(p)] or owners
+        voters = sorted({*voters, *recruits(voters)})
         members = tuple(Member(c.owner, c.weight, c.digest) for c in offers)
         tokens = self.head.tokens + sum(c.weight for c in offers)
         head = self.head
@@ -152,7 +166,7 @@ class Instance:
             return "it does not follow the head"
         if record.origin not in head.voters:
             return f"its proposer {record.origin} is no voter"
-        if not set(record.voters) <= {*(m.peer for m in record.members), *head.voters}:
+        if not self.may_recruit and not set(record.voters) <= {*(m.peer for m in record.members), *head.voters}:
             return "it names a voter that neither contributed nor voted"
         if record.tokens != head.tokens + sum(m.weight for m in record.members):
             return "its token count is wrong"

@@ -64,8 +64,8 @@ def encode_commit(record: Record, certificate: Certificate) -> bytes:
 
 
 def encode_bridge(chain: Chain, number: int) -> bytes:
-    """The records after round `number`, as `read_list` reads them for `restore`. All of them: votes on what they decided
-    are not in a journal that is begun now.
+    """The records after round `number`, as `read_list` reads them for `restore`. All of them: votes on what they
+    decided are not in a journal that is begun now.
     """
     entries = []
     for record, certificate in zip(chain.records[number + 1 :], chain.certificates[number + 1 :], strict=True):

@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from averaging.record import (
+    HASH_BYTES,
     NO_BALLOT,
     RECORD_BYTES_MAX,
     Ballot,
@@ -54,11 +55,20 @@ class Head:
 class Offer:
     """A contribution, pushed to everyone; `encoded` is parsed (and its signature checked) by the receiver.
 
-    `relay` asks the receiver to hand it on to the lead, which the owner has no link to.
+    `relay` asks the receiver to hand it on to the lead, which the owner has no link to. `merged` is an owner's own word
+    on which share of the receiver is merged in it, empty if none is; None from anybody else.
     """
 
     encoded: bytes
     relay: bool = False
+    merged: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Parts of a contribution, to the peer that owns them; `encoded` is parsed as a contribution is."""
+
+    encoded: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class Log:
     entries: tuple[LogEntry, ...]
 
 
-Message = Head | Offer | Get | Propose | Accepted | Prepare | Promise | Nack | GetLog | Log
+Message = Head | Offer | Share | Get | Propose | Accepted | Prepare | Promise | Nack | GetLog | Log
 
 
 def encode_message(message: Message) -> bytes:
@@ -221,8 +231,10 @@ _CODECS: dict[type, _Codec] = {
     ),
     Offer: (
         2,
-        lambda m: [m.encoded, m.relay],
-        lambda e, r: Offer(as_bytes(e, "offer", 2**32), as_flag(r, "relay")),
+        lambda m: [m.encoded, m.relay, m.merged],
+        lambda e, r, m: Offer(
+            as_bytes(e, "offer", 2**32), as_flag(r, "relay"), None if m is None else as_bytes(m, "merged", HASH_BYTES)
+        ),
     ),
     Get: (
         3,
@@ -264,6 +276,23 @@ _CODECS: dict[type, _Codec] = {
         lambda m: [m.after, m.round, [_encode_entry(e) for e in m.entries]],
         lambda a, r, e: Log(as_hash(a, "after"), as_integer(r, "round"), _entries(e)),
     ),
+    Share: (
+        11,
+        lambda m: [m.encoded],
+        lambda e: Share(as_bytes(e, "share", 2**32)),
+    ),
 }
-_LENGTHS = {Head: 5, Offer: 2, Get: 1, Propose: 4, Accepted: 4, Prepare: 2, Promise: 4, Nack: 3, GetLog: 1, Log: 3}
+_LENGTHS = {
+    Head: 5,
+    Offer: 3,
+    Get: 1,
+    Propose: 4,
+    Accepted: 4,
+    Prepare: 2,
+    Promise: 4,
+    Nack: 3,
+    GetLog: 1,
+    Log: 3,
+    Share: 1,
+}
 _PARSERS = {number: (kind, _LENGTHS[kind], parse) for kind, (number, _, parse) in _CODECS.items()}

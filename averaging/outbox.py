@@ -16,10 +16,22 @@ from network.seam import PeerID
 @final
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One committed round; `contributions` are in the order of the record's members."""
+    """One committed round; `contributions` are in the order of the record's members. Where owners reduce: the numbers
+    of this peer's parts that are in it, and of those of which that is not known; None if it shared nothing.
+    """
 
     record: Record
     contributions: tuple[Contribution, ...]
+    shared: tuple[frozenset[int], frozenset[int]] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What this peer, as an owner, is to merge and then to offer to the round after `head`; in peer-id order."""
+
+    head: Record
+    shares: tuple[Contribution, ...]
 
 
 @final
@@ -55,6 +67,7 @@ class Actions:
     sends: list[tuple[PeerID, Message]] = field(default_factory=list)
     commits: list[Commit | Fork] = field(default_factory=list)
     refusals: list[Refused] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
     wants_snapshot: bool = False
     diverged: bool = False
     """A quorum's fingerprint differs from this peer's: its state must be fetched anew."""

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 from averaging.instance import Instance
 from averaging.timing import Timing, TimingConfig, take_over_seconds, waited_for
 from network.seam import PeerID
 
 Alive = Callable[[PeerID], bool]
+
+
+class Offers(Protocol):
+    """What is there of a round to be closed: an `Instance`, or the shares that an owner collects."""
+
+    @property
+    def base(self) -> bytes | None: ...
+
+    @property
+    def members_max(self) -> int: ...
+
+    def usable_owners(self) -> set[PeerID]: ...
 
 
 @final
@@ -32,14 +44,14 @@ class RoundClock:
     attempts: int = 0
     """How often this peer tried to take over."""
 
-    def start_if_enough(self, now: float, instance: Instance, needed: int, alive: Alive) -> None:
+    def start_if_enough(self, now: float, instance: Offers, needed: int, alive: Alive) -> None:
         """Starts the grace when half of those expected, and as many as the run demands, have offered."""
         if self.started is None and instance.base is not None:
             offered = len(instance.usable_owners())
             if offered >= needed and 2 * offered >= sum(map(alive, self.contributors)):
                 self.started = now
 
-    def close_at(self, instance: Instance, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
+    def close_at(self, instance: Offers, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
         """When the group of this round closes; None while too few have offered or a proposal is in the air."""
         if self.started is None or self.proposed is not None or instance.base is None:
             return None

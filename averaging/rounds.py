@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from averaging import journal
@@ -10,6 +11,7 @@ from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.instance import Instance, Vote, settled_votes
 from averaging.outbox import Commit, Outbox
+from averaging.owners import Owners
 from averaging.record import NORMAL, Certificate, Hash, Record
 from averaging.round_clock import RoundClock
 from averaging.timing import Timing
@@ -49,6 +51,7 @@ class Rounds:
         self._undecided = {c.digest: c for c in restored.undecided}
         """Contributions that were durable before a restart, to rounds that may still be decided."""
         self._parked: dict[Hash, Instance] = {}
+        self.owners = Owners(signer, outbox, config, self.head) if config.parts else None
         self.voting = self._begin(now, {})
 
     @property
@@ -65,7 +68,8 @@ class Rounds:
         if contributions is not None:
             durable = self.voting.durable
             actions.lazy += [journal.encode_packet(c) for c in contributions if c.digest not in durable]
-            actions.commits.append(Commit(record, tuple(contributions)))
+            shared = None if self.owners is None else self.owners.shared(record)
+            actions.commits.append(Commit(record, tuple(contributions), shared))
             if instance.base not in (None, record.base):
                 actions.diverged = True
         if record.kind != NORMAL:
@@ -92,6 +96,12 @@ class Rounds:
         held = {d: c for i in instances for d, c in i.held.items()}
         return journal.compacted(self.chain, votes, {**self._undecided, **held})
 
+    def _recruits(self, voters: Sequence[PeerID], now: float) -> list[PeerID]:
+        """Who votes next beside `voters`, where owners contribute for all."""
+        if self.owners is None:
+            return []
+        return self.owners.recruits(voters, self._config.voters_max - len(voters), now)
+
     def _park(self) -> None:
         instance = self.voting.instance
         instance.base = None
@@ -112,9 +122,14 @@ class Rounds:
         head = self.head
         recent = self.chain.records[-RECENT_ROUNDS:]
         contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(head.voters)
+        needed = max(1, self._config.min_peers, self._config.start_peers if head.round == 0 else 1)
+        if self.owners is not None:  # Then it is shares that are needed; those who own parts contribute.
+            contributors, needed = frozenset(head.voters), 1
+            self.owners.begin(head, now)
         instance = self._parked.pop(head.hash, None)
         if instance is None:
             instance = Instance(head, self._votes.pop(head.hash, Vote()), members_max=self._config.max_peers)
+            instance.may_recruit = self.owners is not None
         voting = Voting(
             instance,
             RoundClock(now, contributors, freed=freed, ballot_seen=now if instance.vote != Vote() else None),
@@ -122,7 +137,8 @@ class Rounds:
             outbox=self._outbox,
             fetch=self._fetch,
             config=self._config.timing,
-            needed=max(1, self._config.min_peers, self._config.start_peers if head.round == 0 else 1),
+            needed=needed,
+            recruits=self._recruits,
         )
         for contribution in [c for c in self._undecided.values() if c.prev == head.hash]:
             instance.held[contribution.digest] = contribution

@@ -41,6 +41,7 @@ class Voting:
         fetch: Fetch,
         config: TimingConfig,
         needed: int,
+        recruits: Callable[[Sequence[PeerID], float], list[PeerID]] = lambda voters, now: [],
     ) -> None:
         self.head = instance.head
         self.instance = instance
@@ -53,6 +54,7 @@ class Voting:
         self._fetch = fetch
         self._config = config
         self._needed = needed
+        self._recruits = recruits
         self._other_base: set[PeerID] = set()
 
     # What others say.
@@ -147,7 +149,7 @@ class Voting:
         close_at = self.close_at(timing, now)
         is_due = close_at is not None and close_at <= now and len(instance.usable()) >= self._needed
         if is_due and instance.may_propose_at_zero(self._me):
-            self._propose(Ballot(0, self._me), instance.fresh(self._me, 0, self._alive_at(now)), False, now)
+            self._propose(Ballot(0, self._me), self._fresh(0, now), False, now)
 
     def _carry_on(self, now: float) -> bool:
         """R5: with a quorum of promises, propose what may already be decided, else something fresh."""
@@ -165,11 +167,14 @@ class Voting:
             return False
         carried = record is not None
         if record is None:
-            record = instance.fresh(self._me, ballot.attempt, self._alive_at(now))
+            record = self._fresh(ballot.attempt, now)
         instance.ballot = None
         if instance.may_accept(ballot):
             self._propose(ballot, record, carried, now)
         return True
+
+    def _fresh(self, attempt: int, now: float) -> Record:
+        return self.instance.fresh(self._me, attempt, self._alive_at(now), lambda voters: self._recruits(voters, now))
 
     def _propose(self, ballot: Ballot, record: Record, carried: bool, now: float) -> None:
         self.instance.learn(record)

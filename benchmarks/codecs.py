@@ -16,6 +16,7 @@ this project and needs einops), and the time of both with eight peers.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import time
@@ -34,8 +35,8 @@ from benchmarks.codec_rivals import DeMo, Rival, demo_rival, hivemind_rivals, lo
 from compression.chain import Chain, parse_chain
 from compression.indices import counts_of
 from compression.levels import codes_of
+from compression.merging import merge_flat
 from compression.seam import Flat, Packet, TensorSpec
-from peer.method import MERGED_AT_ONCE
 
 CHAINS = (
     "dct(64) topk(8/4096) bits(1)",
@@ -243,11 +244,12 @@ def lost(chain: Chain, tensors: Tensors) -> float:
 def peak_megabytes(work: Callable[[], object]) -> float | None:
     """Linux only: the kernel's own peak of resident memory, set back before."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)  # What was freed before would hide what is taken now.
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_megabytes("VmRSS")
         work()
         return max(0.0, _status_megabytes("VmHWM") - before)
-    except OSError:
+    except (OSError, AttributeError):
         return None
 
 
@@ -271,10 +273,7 @@ def time_table(chain: Chain, tensors: Tensors, published: DeMo | None, repetitio
     times = total // block.numel()
 
     def merged(unpacked: list[Flat]) -> object:
-        pieces = zip(*(part.pieces(MERGED_AT_ONCE) for part in unpacked), strict=True)
-        result = torch.empty(flat[0].size)
-        for target, parts in zip(torch.split(result, MERGED_AT_ONCE), pieces, strict=True):
-            target.copy_(merge.merge([{"": part} for part in parts], [1] * 8)[""])
+        result = merge_flat(unpacked, lambda parts: merge.merge([{"": part} for part in parts], [1] * 8)[""])
         return chain.restore_all(result, specs)
 
     works: dict[str, Callable[[], object]] = {

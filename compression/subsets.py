@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compression.bitstream import BitReader, Fields
 from compression.bitstream import Integers as Integers
@@ -25,6 +26,7 @@ CARRY_BITS = 20
 KEPT_MAX = 256
 LENGTH_MAX = 1 << 16
 _ROW_BITS = CARRY_BITS + 1
+_Nodes = tuple[Integers, Integers, Integers, Integers]  # Where each begins, its size, its places, its carry.
 
 
 @final
@@ -82,7 +84,7 @@ def decode(reader: BitReader, counts: Integers, lengths: Integers) -> Integers:
     for level in range(levels, -1, -1):
         single = counts == 1
         found.append(start[single] + carry[single])
-        more = counts > 1
+        more = np.flatnonzero(counts > 1)
         start, size, counts, carry = start[more], size[more], counts[more], carry[more]
         if not len(start):
             break
@@ -162,37 +164,46 @@ def _right_sizes(base: Integers, level: int, chunks: _Chunks) -> Integers:
     return sizes
 
 
-def _split_level(
-    reader: BitReader, nodes: tuple[Integers, Integers, Integers, Integers], level: int, tables: Tables
-) -> tuple[Integers, Integers, Integers, Integers]:
+def _split_level(reader: BitReader, nodes: _Nodes, level: int, tables: Tables) -> _Nodes:
     """Nodes of two places and more of `level` to their children; a node without a right child stays as it is."""
+    whole = nodes[1] > 1 << (level - 1)
+    if whole.all():
+        return _split(reader, nodes, level, tables)
+    children = _split(reader, _chosen(nodes, whole), level, tables)
+    start, size, counts, carry = (np.concatenate(pair) for pair in zip(children, _chosen(nodes, ~whole), strict=True))
+    order = np.argsort(start, kind="stable")
+    return start[order], size[order], counts[order], carry[order]
+
+
+def _chosen(nodes: _Nodes, mask: NDArray[np.bool_]) -> _Nodes:
+    start, size, counts, carry = nodes
+    return start[mask], size[mask], counts[mask], carry[mask]
+
+
+def _split(reader: BitReader, nodes: _Nodes, level: int, tables: Tables) -> _Nodes:
     start, size, counts, carry = nodes
     half = 1 << (level - 1)
-    whole = size > half
-    rows = tables.rows(size[whole], counts[whole])
-    entry = np.searchsorted(tables.keys, (rows << _ROW_BITS) + carry[whole], side="right") - 1
+    keys = (tables.rows(size, counts) << _ROW_BITS) + carry
+    entry = np.searchsorted(tables.keys, keys, side="right") - 1
     shift = tables.shifts[entry]
-    low = reader.fields(shift, "indices")
-    joint = ((carry[whole] + (rows << _ROW_BITS) - tables.keys[entry]) << shift) | low
-    left_counts, right_counts = counts.copy(), np.zeros_like(counts)
-    left_counts[whole] = tables.lefts[entry]
-    right_counts[whole] = counts[whole] - tables.lefts[entry]
-    right_multiplier = tables.multiplier[tables.rows(size[whole] - half, right_counts[whole])]
-    product = tables.multiplier[tables.row_of_size[half] + left_counts[whole]] * right_multiplier
-    if (joint >= product).any():
+    joint = ((keys - tables.keys[entry]) << shift) | reader.fields(shift, "indices")
+    left_counts = tables.lefts[entry]
+    right_counts = counts - left_counts
+    right_multiplier = tables.multiplier[tables.rows(size - half, right_counts)]
+    if (joint >= tables.multiplier[tables.row_of_size[half] + left_counts] * right_multiplier).any():
         raise InvalidPacket("indices: no set has this number")
-    left_carry, right_carry = carry.copy(), np.zeros_like(carry)
-    left_carry[whole], right_carry[whole] = np.divmod(joint, right_multiplier)
+    left_carry = joint // right_multiplier
     return (
         _woven(start, start + half),
-        _woven(np.minimum(size, half), np.maximum(size - half, 0)),
+        _woven(np.full_like(size, half), size - half),
         _woven(left_counts, right_counts),
-        _woven(left_carry, right_carry),
+        _woven(left_carry, joint - left_carry * right_multiplier),
     )
 
 
 def _woven(left: Integers, right: Integers) -> Integers:
-    woven: Integers = np.stack([left, right], axis=1).reshape(-1)
+    woven = np.empty(2 * len(left), dtype=np.int64)
+    woven[::2], woven[1::2] = left, right
     return woven
 
 

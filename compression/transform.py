@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compression.cosines import real_basis
 from compression.exact import SparseTiles, inverse_tiles
-from compression.slabs import slab_elements
+from compression.slabs import empty, slab_elements
 
 DCT_LENGTH_MAX = 128
 # The way back has float64 and two buffers in the cache.
@@ -111,7 +111,7 @@ class Dct(Transform):
 
     def forward(self, tensor: Tensor) -> Tensor:
         tiling = Tiling.of(tuple(tensor.shape), self.length)
-        coefficients = torch.empty(tiling.size, device=tensor.device, dtype=torch.float32)
+        coefficients = empty((tiling.size,), tensor.device)
         for start, piece in self._slabs(tensor, tiling):
             coefficients[start : start + len(piece)] = piece
         return coefficients
@@ -164,7 +164,7 @@ class Dct(Transform):
             for place in places:
                 tiling = tilings[place]
                 count = tiling.down * tiling.across
-                matrix = torch.empty(tiling.padded, device=coefficients.device, dtype=torch.float32)
+                matrix = empty(tiling.padded, coefficients.device)
                 whole = tiling.cut(matrix, slice(None), slice(None))
                 whole.copy_(joined[first : first + count].view(whole.shape))
                 restored[place] = matrix[: tiling.rows, : tiling.columns].reshape(shapes[place])
@@ -173,7 +173,7 @@ class Dct(Transform):
 
     def _assembled_tiles(self, tiles: Tensor) -> Tensor:
         count, height, width = tiles.shape
-        joined = torch.empty(tiles.shape, device=tiles.device, dtype=torch.float32)
+        joined = empty(tuple(tiles.shape), tiles.device)
         step = max(1, slab_elements(tiles.device) // _INVERSE_SHARE // (height * width))
         for first in range(0, count, step):
             joined[first : first + step] = inverse_tiles(tiles[first : first + step])
@@ -183,7 +183,7 @@ class Dct(Transform):
         self, inverse: Callable[[int, int], Tensor], tiling: Tiling, shape: tuple[int, ...], device: torch.device
     ) -> Tensor:
         """`inverse(first, count)` gives that many tiles."""
-        matrix = torch.empty(tiling.padded, device=device, dtype=torch.float32)
+        matrix = empty(tiling.padded, device)
         for start, down, across in tiling.slabs(slab_elements(device) // _INVERSE_SHARE):
             target = tiling.cut(matrix, down, across)
             target.copy_(inverse(start, target.shape[0] * target.shape[1]).view(target.shape))

@@ -14,6 +14,7 @@ from typing import final
 import anyio
 from anyio.abc import ByteStream
 
+from network.framing import PromptStream
 from network.seam import PeerID
 
 
@@ -56,7 +57,7 @@ class _Signal(enum.Enum):
 
 
 @final
-class SimulatedStream(ByteStream):
+class SimulatedStream(ByteStream, PromptStream):
     """Data on the way to this end waits in `_travelling`, in order; each item has a timer that takes the oldest."""
 
     other: SimulatedStream
@@ -106,6 +107,14 @@ class SimulatedStream(ByteStream):
             chunk = chunk[:max_bytes]
         self.other._open_window(len(chunk))
         return chunk
+
+    def send_at_once(self, item: bytes) -> bool:
+        if self._sender is not None or len(item) > self._window:
+            return False
+        self._check_sendable()
+        self._window -= len(item)
+        self._hand_over(item)
+        return True
 
     async def send(self, item: bytes) -> None:
         if self._sender is not None:

@@ -164,7 +164,7 @@ PRESETS = {
     "noloco": Method(
         mode="gossip",
         inner=InnerSettings(kind="adamw", lr=1e-2),
-        outer=OuterSettings(kind="heavyball", lr=0.7, momentum=0.5),
+        outer=OuterSettings(kind="heavyball", lr=0.7, momentum=0.3),
         gossip=GossipSettings(group=2, mixing=0.7, chain="identity all fp16"),
         schedule=Schedule(warmup=1),
         inner_steps=20,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from averaging.merge import Merge, build_merge
+from compression.merging import merge_flat
 from compression.seam import Compressor, Flat, InvalidPacket, Packet, TensorSpec
 from optimizers.outer import build_outer
 from optimizers.presets import Method
@@ -19,8 +20,6 @@ from optimizers.schedule import Schedule
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
-MERGED_AT_ONCE = 1 << 16
-"""Coefficients: all members' fit a cache."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
 
@@ -147,14 +146,10 @@ def apply_round(
 
 
 def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
-    """The merged pseudo-gradient. A few coefficients are dense for all members at a time; the rest stays packets."""
+    """The merged pseudo-gradient. Only it is dense: what members sent stays sparse, or is dense a piece at a time."""
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     weights = [member.weight for member in members]
-    # Merging is coefficient by coefficient, so the pieces may be as small as a cache likes.
-    pieces = zip(*(part.pieces(MERGED_AT_ONCE) for part in flat), strict=True)
-    merged = torch.empty(flat[0].size, dtype=torch.float32)
-    for target, parts in zip(torch.split(merged, MERGED_AT_ONCE), pieces, strict=False):
-        target.copy_(rules.merge.merge([{"": part} for part in parts], weights)[""])
+    merged = merge_flat(flat, lambda values: rules.merge.merge([{"": value} for value in values], weights)[""])
     restored = rules.compressor.restore_all(merged, specs_of(anchor))
     return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
 

@@ -10,7 +10,7 @@ import anyio
 
 from averaging.instance import OFFERS_PER_PEER_MAX, PROPOSALS_MAX
 from averaging.messages import Accepted, Message, Propose
-from averaging.record import NORMAL, Ballot, Hash, Record
+from averaging.record import NORMAL, RECOVERY, Ballot, Hash, Record
 from network.seam import PeerID
 from peer.member import Member
 from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
@@ -41,8 +41,11 @@ class Checks:
         self.newest = 0
         self.tip: Record | None = None
         """The first to be seen of the newest round."""
+        self.recovery_records = 0
         self.validation: dict[int, float] = {}
         self.left: dict[int, int] = {}
+        self.last: dict[int, Record] = {}
+        """Where each peer, by number, stood when it left."""
         self.committed_at: dict[int, tuple[float, int]] = {}
         """When each peer, by number, committed last, and which round."""
         self.notes: list[str] = []
@@ -77,6 +80,7 @@ class Checks:
                 raise Disagreement(f"peer {number} measures another loss after round {report.round}")
         elif isinstance(report, Left):
             self.left[number] = report.round
+            self.last[number] = record
         elif isinstance(report, Note) and len(self.notes) < NOTES_MAX:
             self.notes.append(f"{number}: {report.text}")
 
@@ -89,6 +93,7 @@ class Checks:
             raise Disagreement(f"peer {number} has another state after round {record.round}")
         if head not in self.records:
             self._count(record)
+            self.recovery_records += record.kind == RECOVERY
         self.committed_at[number] = anyio.current_time(), record.round
 
     def _count(self, record: Record) -> None:
@@ -102,20 +107,23 @@ class Checks:
                     f"it processed {self.processed[member.peer]}"
                 )
         self._merged[record.hash] = merged
-        # Of the one before only the newest few can still be built upon.
         if self.tip is None or record.round > self.newest:
             self.newest, self.tip = record.round, record
 
-    def merged(self, head: Hash | None = None) -> dict[PeerID, int]:
-        """Tokens merged in the chain that ends at `head`, else at the newest record, by peer."""
-        if head is None:
-            head = None if self.tip is None else self.tip.hash
-        return {} if head is None else self._merged[head]
+    @property
+    def final(self) -> Record | None:
+        """Where the run stands: of those who left the newest, else the newest of all; a chain that was left is none."""
+        known = [record for record in self.last.values() if record.hash in self.records]
+        return max(known, key=lambda record: record.round, default=self.tip)
+
+    def merged(self) -> dict[PeerID, int]:
+        """Tokens merged in the final chain, by peer."""
+        return {} if self.final is None else self._merged[self.final.hash]
 
     def chain(self) -> list[Record]:
-        """From the first round to the newest."""
+        """From the first round to the final record."""
         records = []
-        record = self.tip
+        record = self.final
         while record is not None:
             records.append(record)
             record = self.records.get(record.prev)
@@ -184,7 +192,7 @@ def _sizes(member: Member) -> dict[str, int]:
         "records to follow": len(follow.pending),
         "contributions to follow": len(follow.held),
         "contributions to fetch": len(engine._fetcher._wanted),
-        "early offers": len(engine._early),
+        "early offers": len(engine.offering._early) + len(engine.offering._early_shares),
         "rounds kept": len(engine.chain.records) - engine.chain.oldest,
     }
 

@@ -53,6 +53,8 @@ class Outcome:
     restarts: int = 0
     recoveries: int = 0
     """Restarts after which the peer committed again."""
+    recovery_records: int = 0
+    """Records with which a peer went on without a quorum (R8), in any chain."""
     faults: dict[str, int] = field(default_factory=dict)
     """How many of each kind happened."""
     seconds: float = 0.0

@@ -16,6 +16,7 @@ from simulator.faults import (
     Crash,
     DaemonDeath,
     Delay,
+    DiskLoss,
     Duplicate,
     Fault,
     Freeze,
@@ -165,13 +166,15 @@ def _draw(seed: int) -> Scenario:
         made += [make(dice) for _ in range(rng.randint(1, most))]
     if rng.random() < 0.2 and dice.peers > 1:
         made.append(Late(dice.number(1, dice.end), rng.randrange(1, dice.peers)))
+    learner = _learner(rng.random())
     return Scenario(
         peers=dice.peers,
-        rounds=rng.randint(8, 20),
+        rounds=rng.randint(5, 12),
         seed=seed,
         faults_end=dice.end,
         faults=tuple(made),
-        learner=_learner(rng.random()),
+        learner=learner,
+        train_seconds=rng.choice((0.5, 0.5, 1.0, 2.0)) if learner == "units" else 2.0,
         delay=rng.choice((0.001, 0.02, 0.02, 0.1)),
         jitter=rng.choice((0.0, 0.02, 0.1)),
         uplink=rng.choice((0.0, 0.0, 0.0, 100_000.0)),
@@ -183,11 +186,11 @@ def _draw(seed: int) -> Scenario:
 
 def _learner(drawn: float) -> str:
     return next(
-        (name for name, below in (("vector", 0.04), ("overlap", 0.07), ("streaming", 0.1)) if drawn < below), "units"
+        (name for name, below in (("vector", 0.03), ("overlap", 0.05), ("streaming", 0.07)) if drawn < below), "units"
     )
 
 
-def _down(kind: type[Crash] | type[Torn] | type[Leave]) -> _Drawn:
+def _down(kind: type[Crash] | type[Torn] | type[Leave] | type[DiskLoss]) -> _Drawn:
     def make(dice: _Dice) -> Fault:
         peer = dice.peer()
         return kind(dice.at_a_deed(peer), peer, dice.small(12))
@@ -199,6 +202,7 @@ _MAKERS: dict[str, tuple[int, _Drawn]] = {
     "crash": (8, _down(Crash)),
     "torn": (5, _down(Torn)),
     "leave": (3, _down(Leave)),
+    "disk_loss": (2, _down(DiskLoss)),
     "blackout": (2, lambda dice: Blackout(dice.at(), dice.small(10))),
     "freeze": (3, lambda dice: Freeze(dice.at(), dice.peer(), dice.small(50))),
     "partition": (3, lambda dice: Partition(dice.at(), dice.sides(), dice.small(50))),
@@ -210,4 +214,4 @@ _MAKERS: dict[str, tuple[int, _Drawn]] = {
     "duplicate": (1, lambda dice: Duplicate(dice.at(), dice.small(1), dice.number(1, 20))),
     "delay": (2, lambda dice: Delay(dice.at(), dice.small(1), dice.small(4), dice.number(1, 20))),
 }
-"""For each kind how many there may be, and how one is made; a lost disk is written by hand only (see `DiskLoss`)."""
+"""For each kind how many there may be, and how one is made."""

@@ -353,6 +353,7 @@ class Swarm:
             rounds_committed=checker.newest,
             restarts=self.restarts,
             recoveries=self.recoveries,
+            recovery_records=checker.recovery_records,
             faults=dict(sorted(self.injector.done.items())),
             seconds=self.seconds,
             trace=checker.trace.hexdigest(),

@@ -27,6 +27,7 @@ class Result:
     rounds: int = 0
     restarts: int = 0
     recoveries: int = 0
+    recovery_records: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -41,6 +42,8 @@ class Figures:
     """Lives that ended before the run did, by whatever fault."""
     recoveries: int = 0
     """Of these, after how many the peer committed again."""
+    recovery_records: int = 0
+    """With which somebody went on without a quorum."""
     faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     failures: list[Result] = field(default_factory=list)
@@ -50,6 +53,7 @@ class Figures:
         self.rounds += result.rounds
         self.crashes += result.restarts
         self.recoveries += result.recoveries
+        self.recovery_records += result.recovery_records
         self.faults.update(result.faults)
         if result.failure is not None:
             self.failures.append(result)
@@ -58,7 +62,8 @@ class Figures:
         kinds = " ".join(f"{kind}={count}" for kind, count in sorted(self.faults.items())) or "none"
         return (
             f"seeds={self.seeds} rounds={self.rounds} faults: {kinds}; crashes={self.crashes} "
-            f"recoveries={self.recoveries} seconds={self.seconds:.1f} failures={len(self.failures)}"
+            f"recoveries={self.recoveries} forced_records={self.recovery_records} "
+            f"seconds={self.seconds:.1f} failures={len(self.failures)}"
         )
 
 
@@ -103,4 +108,12 @@ def _one_thread() -> None:
 
 def _result(seed: int, verdict: Verdict) -> Result:
     outcome = verdict.outcome
-    return Result(seed, verdict.failure, outcome.rounds_committed, outcome.restarts, outcome.recoveries, outcome.faults)
+    return Result(
+        seed,
+        verdict.failure,
+        rounds=outcome.rounds_committed,
+        restarts=outcome.restarts,
+        recoveries=outcome.recoveries,
+        recovery_records=outcome.recovery_records,
+        faults=outcome.faults,
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import importlib
 import math
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, final
 
@@ -20,6 +21,10 @@ Ts = TypeVarTuple("Ts")
 
 EPOCH = 1_700_000_000.0
 """The wall clock, in seconds since 1970, at loop time 0."""
+
+
+CANCELLED_TIMERS_MAX = 100
+"""So many are not worth looking for."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         self._num_tasks = 0
         self._num_turns = 0
-        super().__init__(_JumpSelector(self))
+        self._num_timers = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_cancelled_count = 0
+        super().__init__()
         # A timer fires when it is due within one resolution; below one ulp of the time it would never be.
         self._clock_resolution = 2 * math.ulp(self._config.virtual_seconds_max)
         self.set_task_factory(cast(Any, _make_task))
@@ -76,26 +84,69 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
-    def jump(self, seconds: float | None) -> None:
-        """What waiting `seconds` (None: for ever) is here."""
-        if seconds is not None and seconds <= 0:
-            self._num_turns += 1
-            if self._num_turns > self._config.turns_per_instant_max:
-                self._num_turns = 0  # The clean-up gets its own turns.
-                raise VirtualTimeExceeded(
-                    f"the program spins at {self._now:.3f} virtual seconds:"
-                    f" more than turns_per_instant_max={self._config.turns_per_instant_max}"
-                )
-            return
-        self._num_turns = 0
-        # Land on the timer itself: now + (when - now) may differ from it in the last bit.
-        timer = math.inf if seconds is None else cast(float, cast(Any, self)._scheduled[0].when())
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Timers of one instant fire in the order in which they were set."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when, self._num_timers, timer))
+        cast(Any, timer)._scheduled = True  # So that a cancelled one is counted.
+        return timer
+
+    def _run_once(self) -> None:
+        """One turn: what is ready, and the timers that are due. As asyncio's own without selectors, threads and
+        debugging, which take most of its time.
+        """
+        asyncio_loop: Any = self
+        ready, timers = asyncio_loop._ready, self._timers
+        if len(timers) > CANCELLED_TIMERS_MAX and 2 * self._timer_cancelled_count > len(timers):
+            # Nearly all timers are deadlines that nothing waits for any more.
+            timers[:] = [entry for entry in timers if not entry[2].cancelled()]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._timer_cancelled_count -= 1
+        if not (ready or asyncio_loop._stopping):
+            self._jump(timers[0][0] if timers else math.inf)
+        else:
+            self._count_turn()
+        due = self._now + self._clock_resolution
+        while timers and timers[0][0] < due:
+            timer = heapq.heappop(timers)[2]
+            cast(Any, timer)._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _count_turn(self) -> None:
+        self._num_turns += 1
+        if self._num_turns > self._config.turns_per_instant_max:
+            self._num_turns = 0  # The clean-up gets its own turns.
+            raise VirtualTimeExceeded(
+                f"the program spins at {self._now:.3f} virtual seconds:"
+                f" more than turns_per_instant_max={self._config.turns_per_instant_max}"
+            )
+
+    def _jump(self, timer: float) -> None:
+        """What waiting for the first timer is here."""
         if timer == math.inf:
             raise VirtualDeadlock(
                 f"at {self._now:.3f} virtual seconds nothing can run and no timer is set"
                 " (work handed to a thread, a process or a socket cannot wake a virtual loop)"
             )
-        self._now = timer
+        if timer > self._now:
+            self._num_turns = 0
+            self._now = timer
+        else:
+            self._count_turn()
         if self._now > self._config.virtual_seconds_max:
             raise VirtualTimeExceeded(
                 f"the program waits until {self._now:.3f} virtual seconds,"
@@ -116,18 +167,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def next_task_number(self) -> int:
         self._num_tasks += 1
         return self._num_tasks
-
-
-class _JumpSelector(selectors.SelectSelector):
-    """Watches no file: the loop's wake-up pipe is only needed by threads and signals."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.jump(timeout)
-        return []
 
 
 class _Task(asyncio.Task[T]):

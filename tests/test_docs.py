@@ -72,6 +72,7 @@ def test_every_command_in_the_documents_parses(
     monkeypatch.chdir(ROOT)
     for name in FOLDERS:
         (tmp_path / name).mkdir()
+    (tmp_path / "FILE").touch()
     parse(line, tmp_path)
 
 

@@ -10,14 +10,17 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+
+import msgpack
 
 from averaging import journal
 from averaging.config import EngineConfig
 from averaging.engine import Engine
 from averaging.messages import encode_message, parse_message
-from averaging.outbox import Actions, Fork
+from averaging.outbox import Actions, Commit, Fork, Reduction
+from averaging.owners import encode_parts, parse_parts
 from averaging.record import NORMAL, RECOVERY, Record, genesis, sha256
 from simulator.toy import ToySigner
 
@@ -45,6 +48,9 @@ class Chaos:
     """From then on nothing fails any more, and all sides are one."""
     compute: float = 0.5
     start_peers: int = 1
+    parts: int = 0
+    """Owners reduce, each its part of so many; 0: everybody gets everything."""
+    voters_max: int = 4
     compact_rounds: int = 32
     """Every so many rounds the journal is begun anew; half as many rounds can still be replayed by others."""
 
@@ -63,6 +69,8 @@ class ToyPeer:
     at: bytes = b""
     """The record whose state this is."""
     side: int = 0
+    units: dict[int, int] = field(default_factory=dict)
+    """Where owners reduce: what it shared last of each part."""
     is_dead: bool = False
     computing: bool = False
     offered_on: bytes = b""
@@ -100,7 +108,12 @@ class EngineSwarm:
             weight_max=1000,
             snapshot_bytes=10**9,
             start_peers=chaos.start_peers,
+            parts=chaos.parts,
+            voters_max=chaos.voters_max,
         )
+        self.units = self.unknown = self.heard = 0
+        self.merged: dict[bytes, frozenset[int]] = {self.first.hash: frozenset()}
+        """Where owners reduce: the units that the chain up to each record holds."""
         for peer in self.peers:
             self.start(peer)
         if chaos.partitions:
@@ -231,10 +244,45 @@ class EngineSwarm:
             willing = bool(peer.engine.head.member(peer.signer.peer_id))
             # The offer itself may bring the next commit.
             peer.offered_on = peer.engine.head.hash
-            peer.engine.offer(payload, 10, willing, self.now)
+            if self.chaos.parts:
+                self.share(peer)
+            else:
+                peer.engine.offer(payload, 10, willing, self.now)
             self.after(peer)
 
         self.at(self.chaos.compute * peer.speed * self.rng.uniform(0.8, 1.3), self.guard(peer, done))
+
+    def share(self, peer: ToyPeer) -> None:
+        """One unit a part, each made once."""
+        assert peer.engine is not None
+        peer.units = {part: self.units + part for part in range(self.chaos.parts)}
+        self.units += self.chaos.parts
+        peer.engine.share([msgpack.packb([unit]) for unit in peer.units.values()], 10, True, self.now)
+
+    def reduce(self, peer: ToyPeer, reduction: Reduction) -> None:
+        """What an owner makes of the shares: all their units."""
+        assert peer.engine is not None
+        if peer.engine.head == reduction.head and reduction.shares:
+            merged: dict[int, list[int]] = {}
+            for share in reduction.shares:
+                for part, packet in parse_parts(share.payload).items():
+                    merged.setdefault(part, []).extend(msgpack.unpackb(packet))
+            payload = encode_parts({part: msgpack.packb(units) for part, units in merged.items()})
+            peer.engine.offer(payload, sum(s.weight for s in reduction.shares), True, self.now)
+            self.after(peer)
+
+    def check_parts(self, peer: ToyPeer, commit: Commit) -> None:
+        """No unit is merged twice in a chain, and who shared knows exactly what of it was merged."""
+        units = [u for c in commit.contributions for p in parse_parts(c.payload).values() for u in msgpack.unpackb(p)]
+        before = self.merged[commit.record.prev]
+        assert len(units) == len(set(units)) and not before & set(units), "units are merged twice"
+        self.merged[commit.record.hash] = before | set(units)
+        if commit.shared is not None:
+            heard, unknown = commit.shared
+            for part, unit in peer.units.items():
+                assert part in unknown or (part in heard) == (unit in units), "a share's fate is misjudged"
+            self.unknown += len(unknown)
+            self.heard += len(heard)
 
     def apply(self, peer: ToyPeer, record: Record) -> None:
         assert record.prev == peer.at
@@ -304,7 +352,11 @@ class EngineSwarm:
                 peer.state = self.states[peer.at]
                 continue
             self.trace.update(event.record.hash)
+            if self.chaos.parts:
+                self.check_parts(peer, event)
             self.apply(peer, event.record)
+        for reduction in actions.reductions:
+            self.at(0.01, self.guard(peer, partial(self.reduce, peer, reduction)))
         if actions.commits and self.chaos.blackouts and self.rng.random() < self.chaos.blackouts:
             self.black_out()
         if actions.commits and peer.engine is not None:
@@ -367,6 +419,8 @@ class EngineSwarm:
             "rounds": self.newest,
             "recoveries": len(self.recovered),
             "heals": self.heals,
+            "heard": self.heard,
+            "unknown": self.unknown,
             "members": sum(sizes) / max(1, len(sizes)),
             "messages": self.messages,
             "crashes": self.crashes,

@@ -276,3 +276,13 @@ def test_r5_a_promise_with_a_record_that_cannot_follow_is_refused() -> None:
     actions = peer.hear(LEAD, Promise(HEAD.hash, ballot, ZERO, lie), 1001.0)
     assert [r.peer for r in actions.refusals] == [LEAD.peer_id]
     assert not said(actions, Propose)
+
+
+def test_r2_what_a_journal_held_counts_once_its_owner_pushes_it_again() -> None:
+    """A lead that crashed in the middle of its first vote would else wait for these offers for ever."""
+    instance = Instance(HEAD, Vote(), BASE)
+    instance.held[OFFERS[0].digest] = OFFERS[0]
+    assert instance.usable() == []
+    assert instance.hold(OFFERS[0])
+    assert instance.usable() == [OFFERS[0]]
+    assert not instance.hold(OFFERS[0])

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from averaging.merge import MERGES, build_merge
 from compression.chain import parse_chain
 from compression.cosines import integer_basis
 from compression.exact import SparseTiles, inverse_tiles
-from compression.seam import Packet, TensorSpec
+from compression.merging import merge_flat
+from compression.seam import Flat, Packet, TensorSpec
 from compression.transform import Dct
 
 CHAINS = [
@@ -112,6 +114,31 @@ def test_a_packet_decodes_to_the_bits_that_it_always_did() -> None:
     scales = torch.tensor([[2.0**-9 * (1 + i / 8), 2.0**-10] for i in range(6)])
     restored = chain.decompress(Packet(indices, levels, scales), spec)
     assert digest([restored])[:16] == "7d57aa7536ff48d0"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 300),
+    st.integers(0, 2**32),
+    st.sampled_from(sorted(MERGES)),
+)
+def test_merging_what_was_sent_is_merging_everything(peers: int, size: int, seed: int, rule: str) -> None:
+    rng = np.random.default_rng(seed)
+    merge = build_merge(rule)
+    parts, dense = [], []
+    for _ in range(peers):
+        kept = int(rng.integers(0, max(1, size // int(rng.integers(1, 30)))))
+        places = torch.from_numpy(np.sort(rng.permutation(size)[:kept]))
+        values = torch.from_numpy(rng.integers(-2, 3, kept).astype(np.float32) * np.float32(0.3))
+        parts.append(Flat(places, values, size))
+        dense.append(torch.zeros(size).index_copy_(0, places, values))
+    weights = [int(weight) for weight in rng.integers(1, 9, peers)]
+
+    def merged(tensors: list[Tensor]) -> Tensor:
+        return merge.merge([{"": tensor} for tensor in tensors], weights)[""]
+
+    assert torch.equal(merge_flat(parts, merged).view(torch.int32), merged(dense).view(torch.int32))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

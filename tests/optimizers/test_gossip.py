@@ -154,7 +154,7 @@ def test_without_momentum_the_variance_shrinks_by_the_size_of_the_groups() -> No
         ({"mode": "chat"}, "mode = 'chat': must be one of consensus, gossip"),
         ({"gossip.group": 1}, "gossip.group = 1: must lie between 2 and"),
         ({"gossip.mixing": 0}, "gossip.mixing = 0.0: must be above 0"),
-        ({"gossip.mixing": 1.6}, r"gossip.mixing = 1.6: replicas would never come closer with outer.momentum = 0.5"),
+        ({"gossip.mixing": 1.9}, r"gossip.mixing = 1.9: replicas would never come closer with outer.momentum = 0.3"),
         ({"gossip.chain": ""}, "gossip.chain has 0 characters"),
         ({"outer.kind": "nesterov"}, "outer.kind = 'nesterov': must be one of sgd, heavyball where mode is 'gossip'"),
         ({"inner.kind": "none"}, "inner.kind = 'none'"),

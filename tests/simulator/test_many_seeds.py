@@ -26,7 +26,7 @@ def test_no_random_scenario_breaks_the_swarm(seeds: int) -> None:
         f"{len(failed)} of {seeds} failed; repeat one with `peer simulate --virtual --seeds 1 --seed SEED`:\n"
         + "\n".join(failed[:20])
     )
-    assert figures.rounds >= 8 * seeds
+    assert figures.rounds >= 5 * seeds
     if seeds >= 100:
-        assert len(figures.faults) >= 14, "every kind of fault that is drawn has happened"
+        assert len(figures.faults) >= 15, "every kind of fault that is drawn has happened"
         assert figures.crashes > seeds and figures.recoveries > 0.8 * figures.crashes

@@ -13,8 +13,7 @@ import anyio
 import msgpack
 import pytest
 
-from averaging.messages import Accepted, Message, Prepare, Promise, Propose
-from averaging.node import HEAD_FILE, Node
+from averaging.node import HEAD_FILE
 from averaging.record import parse_record
 from network.seam import PeerID
 from network.simulated import Link
@@ -113,55 +112,6 @@ def test_a_peer_that_slept_wakes_up_and_follows(seconds: float) -> None:
         swarm.world.thaw(sleeper)
 
     assert run(SwarmConfig(peers=4, rounds=int(40 + 2 * seconds), seed=2), script).fingerprints_equal
-
-
-SAID: dict[str, type[Propose] | type[Accepted] | type[Prepare] | type[Promise]] = {
-    "propose": Propose,
-    "accepted": Accepted,
-    "prepare": Prepare,
-    "promise": Promise,
-}
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.001, 0.045])
-@pytest.mark.parametrize("said", sorted(SAID))
-def test_death_right_after_any_word(said: str, delay: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever says the word for the third time dies: before it leaves, on its way, or when it has arrived."""
-    swarms: list[Swarm] = []
-    deaths: list[int] = []
-    count = 0
-    send = Node._send
-
-    def watched(node: Node, sends: list[tuple[PeerID, Message]]) -> None:
-        nonlocal count
-        send(node, sends)
-        if any(isinstance(message, SAID[said]) for _, message in sends):
-            count += 1
-            if count % 3 == 0 and len(deaths) < 6:
-                me = node.engine.me
-                deaths.append(next(n for n, s in enumerate(swarms[0].signers) if s.peer_id == me))
-
-    async def script(swarm: Swarm) -> None:
-        swarms.append(swarm)
-        done = 0
-        while True:
-            await anyio.sleep(0.0005)
-            if len(deaths) > done:
-                await anyio.sleep(delay)
-                swarm.crash(deaths[done])
-                done += 1
-            if said in ("prepare", "promise") and swarm.checker.newest > 3 * (done + 1) and len(deaths) == done < 4:
-                # Nobody takes over from a lead that lives.
-                heads = [m.node.head for m in swarm.members.values()]
-                lead = max(heads, key=lambda head: head.round).lead if heads else None
-                number = next((n for n, s in enumerate(swarm.signers) if s.peer_id == lead), None)
-                if number is not None and not deaths:
-                    swarm.crash(number)
-                    await anyio.sleep(1.0)
-
-    monkeypatch.setattr(Node, "_send", watched)
-    outcome = run(SwarmConfig(peers=4, rounds=40, seed=4, down_seconds=3), script)
-    assert deaths and outcome.restarts
 
 
 @pytest.mark.parametrize(("snapshot_bytes", "way"), [(1_000_000, "replay"), (100, "snapshot")])

@@ -1,0 +1,188 @@
+"""Reduce by owners: in a large group everybody's packets would be too much for each, so they meet at one peer a part.
+
+A peer cuts what it says into parts and sends each to the part's owner, a voter, as a *share*. An owner merges the
+shares that came in time and offers the result as its contribution to the round: so a round commits what the owners
+merged, and what a peer receives does not grow with the group. With its offer an owner tells each peer whether that
+one's share is in it; who has the offer from others only does not know, and must take its share for lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import msgpack
+
+from averaging.config import EngineConfig
+from averaging.contribution import Contribution, sign_contribution
+from averaging.messages import Share
+from averaging.outbox import Outbox, Reduction
+from averaging.record import Hash, Malformed, Record, as_bytes, as_integer, as_list, sha256
+from averaging.round_clock import RoundClock
+from averaging.timing import Timing
+from network.identity import Signer
+from network.seam import PeerID
+
+PARTS_MAX = 256
+RECENT_ROUNDS = 4
+"""Who shared in none of so many rounds is no longer waited for."""
+
+
+def owner_of(head: Record, part: int) -> PeerID:
+    """By rendezvous hashing over the voters of `head`: the same everywhere, and only the parts of who goes move."""
+    return min(head.voters, key=lambda voter: sha256(b"owner" + part.to_bytes(4, "big") + voter.encode()))
+
+
+def owned_parts(head: Record, owner: PeerID, parts: int) -> list[int]:
+    return [part for part in range(parts) if owner_of(head, part) == owner]
+
+
+def encode_parts(packets: Mapping[int, bytes]) -> bytes:
+    """The payload of a share, and of an owner's contribution."""
+    packed: bytes = msgpack.packb([[part, packets[part]] for part in sorted(packets)])
+    return packed
+
+
+def parse_parts(payload: bytes) -> dict[int, bytes]:
+    """Raises `Malformed`."""
+    try:
+        entries = as_list(msgpack.unpackb(payload, max_ext_len=0, max_map_len=0), "parts", PARTS_MAX)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Malformed(f"parts: not msgpack ({error})") from error
+    packets = {}
+    for entry in entries:
+        part, packet = as_list(entry, "part", 2, exact=True)
+        packets[as_integer(part, "part.number", PARTS_MAX - 1)] = as_bytes(packet, "part.packet", len(payload))
+    if len(packets) < len(entries) or list(packets) != sorted(packets):
+        raise Malformed("parts: unsorted or repeated")
+    return packets
+
+
+@final
+@dataclass(slots=True)
+class Collector:
+    """The shares for the parts that this peer owns, as `RoundClock` looks at the offers of a round."""
+
+    clock: RoundClock
+    members_max: int
+    base: bytes | None = None
+    shares: dict[PeerID, Contribution] = field(default_factory=dict)
+    is_closed: bool = False
+
+    def usable_owners(self) -> set[PeerID]:
+        return {peer for peer, share in self.shares.items() if share.base == self.base}
+
+    def usable(self) -> list[Contribution]:
+        """In peer-id order."""
+        return [self.shares[peer] for peer in sorted(self.usable_owners())[: self.members_max]]
+
+
+@final
+class Owners:
+    """One peer's shares in the round after `head`, and those that it merges for others."""
+
+    def __init__(self, signer: Signer, outbox: Outbox, config: EngineConfig, head: Record) -> None:
+        self.parts = config.parts
+        self.head = head
+        self.mine: list[int] = []
+        self.collector = Collector(RoundClock(0.0, frozenset()), config.max_peers)
+        self._signer = signer
+        self._me = signer.peer_id
+        self._outbox = outbox
+        self._config = config
+        self._sent: dict[PeerID, Contribution] = {}
+        """Of this peer, by the owner to whom it went."""
+        self._told: dict[Hash, bytes] = {}
+        """Which share of this peer is in an owner's contribution, by its own word."""
+        self.merged: dict[PeerID, Hash] = {}
+        """Whose shares are in this peer's own contribution."""
+        self._recent: dict[PeerID, int] = {}
+        """Who shared with this owner, and in which round last."""
+
+    def begin(self, head: Record, now: float) -> None:
+        """The round after `head`."""
+        before = self.collector
+        freed = {**before.clock.freed, **dict.fromkeys(before.shares, now)}
+        self._recent = {p: n for p, n in self._recent.items() if n > head.round - RECENT_ROUNDS}
+        self._recent |= dict.fromkeys(before.shares, head.round)
+        self.head = head
+        self.mine = owned_parts(head, self._me, self.parts)
+        self.collector = Collector(RoundClock(now, frozenset(self._recent), freed=freed), self._config.max_peers)
+        self._sent, self._told, self.merged = {}, {}, {}
+
+    # A peer's own shares.
+
+    def share(self, packets: Sequence[bytes], weight: int, base: bytes, willing: bool, now: float) -> None:
+        """R1 in parts: to each owner its own; the parts of an owner that is not linked miss the round."""
+        assert len(packets) == self.parts
+        for owner in sorted(set(self.head.voters)):
+            mine = {part: packets[part] for part in owned_parts(self.head, owner, self.parts)}
+            if mine and (owner == self._me or owner in self._outbox.links):
+                share = sign_contribution(self._signer, self.head.hash, weight, base, willing, encode_parts(mine))
+                self._sent[owner] = share
+                if owner == self._me:
+                    self.on_share(share)
+                self._outbox.send(owner, Share(share.encoded), now)
+
+    def shared(self, record: Record) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Of this peer's parts: which are in `record`, and of which that is not known. None if it shared nothing."""
+        if not self._sent:
+            return None
+        heard: set[int] = set()
+        unknown: set[int] = set()
+        for member in record.members:
+            if member.peer in self._sent:
+                parts = owned_parts(self.head, member.peer, self.parts)
+                told = self._told.get(member.digest)
+                if told == self._sent[member.peer].digest:
+                    heard.update(parts)
+                elif told != b"":  # Nothing is known, or it is what an earlier process shared.
+                    unknown.update(parts)
+        return frozenset(heard), frozenset(unknown)
+
+    def told(self, contribution: Contribution, merged: bytes) -> None:
+        """The owner's word on this peer's share."""
+        if len(self._told) < PARTS_MAX:
+            self._told[contribution.digest] = merged
+
+    # What this peer owns.
+
+    def on_share(self, share: Contribution) -> bool:
+        """Takes a share that is whole and signed; raises `Malformed` if it is not for this owner."""
+        if list(parse_parts(share.payload)) != self.mine:
+            raise Malformed(f"share of {share.owner}: not the parts that this peer owns")
+        if self.collector.is_closed:
+            return False
+        self.collector.shares[share.owner] = share
+        return True
+
+    def due_at(self, timing: Timing, needed: int, now: float) -> float | None:
+        """When this owner merges what it has; None while too few have shared."""
+        collector = self.collector
+        if collector.is_closed or not self.mine:
+            return None
+
+        def alive(peer: PeerID) -> bool:
+            return self._outbox.alive(peer, now)
+
+        collector.clock.start_if_enough(now, collector, needed, alive)
+        if self._outbox.leaving and len(collector.usable_owners()) >= needed:
+            return now
+        return collector.clock.close_at(collector, timing, self._config.timing, alive)
+
+    def close(self) -> Reduction:
+        """No share is taken any more."""
+        self.collector.is_closed = True
+        return Reduction(self.head, tuple(self.collector.usable()))
+
+    def offered(self, contribution: Contribution) -> None:
+        """This peer's contribution merges the shares that it closed with."""
+        self.merged = {share.owner: share.digest for share in self.collector.usable()}
+        self._told[contribution.digest] = self.merged.get(self._me, b"")
+
+    def recruits(self, taken: Sequence[PeerID], room: int, now: float) -> list[PeerID]:
+        """Who could vote beside `taken`: willing and alive, as many as there is `room` for."""
+        willing = [p for p, s in self.collector.shares.items() if s.willing and self._outbox.alive(p, now)]
+        ordered = sorted(willing, key=lambda peer: sha256(self.head.hash + peer.encode()))
+        return [p for p in ordered if p not in taken][: max(0, room)]

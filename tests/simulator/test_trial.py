@@ -1,0 +1,135 @@
+"""Scenarios from beginning to end: each kind of fault happens and is survived, and what is found can be repeated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from averaging.record import Record
+from simulator.faults import (
+    KINDS,
+    NAMES,
+    PHASES,
+    Blackout,
+    Crash,
+    DaemonDeath,
+    Delay,
+    DiskLoss,
+    Duplicate,
+    Fault,
+    Freeze,
+    Late,
+    Leave,
+    Lossy,
+    Partition,
+    Skew,
+    SlowCompute,
+    SlowLink,
+    Torn,
+    When,
+)
+from simulator.scenario import Scenario
+from simulator.shrink import ShrinkConfig, shrink
+from simulator.trial import run_scenario
+from tests.simulator.storms import voting_storm
+
+PAGE = Path(__file__).parents[2] / "docs" / "SIMULATOR.md"
+ONE_OF_EACH: tuple[Fault, ...] = (
+    Crash(3.0, 1, 2.0),
+    Torn(3.0, 1, 2.0),
+    DiskLoss(3.0, 1, 2.0),
+    Blackout(When("committed", nth=9), 2.0),
+    Leave(3.0, 1, 2.0),
+    Late(3.0, 3),
+    Freeze(3.0, 1, 8.0),
+    Partition(3.0, ((0, 1), (2,)), 8.0),
+    SlowLink(1.0, 0, 50.0, 8.0),
+    SlowCompute(1.0, 0, 10.0, 8.0),
+    Lossy(0.0, 10.0, dial_loss=0.5, breaks=0.2),
+    DaemonDeath(3.0, 0, 3.0),
+    Skew(0.0, 0, 300.0, 10.0),
+    Duplicate(0.0, 0.8, 10.0),
+    Delay(0.0, 0.3, 2.0, 10.0),
+)
+
+
+def test_one_of_each_is_every_kind() -> None:
+    assert {type(fault) for fault in ONE_OF_EACH} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("fault", ONE_OF_EACH, ids=lambda fault: NAMES[type(fault)])
+def test_every_fault_happens_and_is_survived(fault: Fault) -> None:
+    verdict = run_scenario(Scenario(peers=4, rounds=8, faults_end=12.0, faults=(fault,)))
+    assert verdict.failure is None
+    assert verdict.outcome.faults == {NAMES[type(fault)]: 1}
+    assert verdict.outcome.restarts == verdict.outcome.recoveries
+    assert verdict.outcome.rounds_committed >= 8
+
+
+@pytest.mark.parametrize("after", [0.0, 0.001, 0.045])
+@pytest.mark.parametrize("phase", PHASES)
+def test_death_right_after_any_deed(phase: str, after: float) -> None:
+    """Everybody dies of its second and of its fifth: before it leaves, on its way, or when it has arrived."""
+    deaths = [Crash(When(phase, peer, nth=nth, after=after), peer, 1.0) for peer in range(4) for nth in (2, 5)]
+    # Nobody takes over from a lead that lives.
+    lead = [Crash(When("committed", 0, nth=nth), 0, 3.0) for nth in (2, 4)]
+    verdict = run_scenario(Scenario(peers=4, rounds=10, faults_end=15.0, faults=(*deaths, *lead), snapshot_seconds=2.0))
+    assert verdict.failure is None
+    assert verdict.outcome.faults["crash"] > 2
+
+
+def test_the_example_in_the_documents_holds() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    verdict = run_scenario(Scenario.from_text(text))
+    assert verdict.failure is None
+    assert verdict.outcome.faults == {"crash": 1, "partition": 1, "torn": 1}
+
+
+def test_a_scenario_repeats_itself() -> None:
+    scenario = Scenario.random(12)
+    one, other = run_scenario(scenario), run_scenario(Scenario.from_text(scenario.to_text()))
+    assert one.outcome == other.outcome
+    assert one.outcome.tokens_processed >= one.outcome.tokens_merged > 0
+
+
+def test_without_faults_no_token_is_lost() -> None:
+    outcome = run_scenario(Scenario(peers=3, rounds=10, faults_end=1.0)).outcome
+    assert len(outcome.tokens_of) == 3
+    # In the end everybody leaves at once, and the last rounds of some come to nothing.
+    assert 0 <= outcome.tokens_processed - outcome.tokens_merged <= 3 * 2 * 10
+
+
+def test_what_is_found_is_made_small_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_is_a_quorum(self: Record, peers: Any) -> bool:
+        return 2 * sum(voter in peers for voter in self.voters) >= len(self.voters)
+
+    monkeypatch.setattr(Record, "is_quorum", half_is_a_quorum)
+    scenario = voting_storm(0)
+    verdict = run_scenario(scenario)
+    assert verdict.failure is not None and verdict.failure.startswith("Disagreement")
+    small = shrink(scenario, config=ShrinkConfig(runs_max=20))
+    assert len(small.faults) < len(scenario.faults) / 2
+    again = run_scenario(Scenario.from_text(small.to_text()))
+    assert again.failure is not None and again.failure.startswith("Disagreement")
+
+
+FOUNDER_DIES_IN_ITS_FIRST_VOTE = """
+peers = 5
+rounds = 1
+seed = 262
+faults_end = 2.35
+
+[[faults]]
+kind = "torn"
+at = { phase = "offered", after = 0.06 }
+peer = 0
+restart_after = 0.05
+"""
+
+
+@pytest.mark.parametrize("text", [FOUNDER_DIES_IN_ITS_FIRST_VOTE])
+def test_what_was_found_once_stays_mended(text: str) -> None:
+    assert run_scenario(Scenario.from_text(text)).failure is None

@@ -35,7 +35,9 @@ class Chain:
         self._round_of: dict[Hash, int] = {first.hash: 0}
         self._contributions: dict[Hash, Contribution] = {}
         self.oldest = 1
-        """The first round from which on all contributions are here."""
+        """The first round from which on all contributions are here, and for which a snapshot stands in."""
+        self._oldest_held = 1
+        """Less than `oldest` while the head's contributions are still here."""
         self._me: PeerID | None = None
         self._own_bytes_max: int | None = None
         self._older_own: dict[Hash, Contribution] = {}
@@ -94,6 +96,7 @@ class Chain:
                 self._older_own.pop(member.digest, None)
         del self.records[number + 1 :], self.certificates[number + 1 :]
         self.oldest = min(self.oldest, number + 1)
+        self._oldest_held = min(self._oldest_held, number + 1)
         return gone
 
     def is_decided(self, record: Hash) -> bool:
@@ -148,18 +151,22 @@ class Chain:
     def _entry(self, number: int) -> LogEntry:
         record, certificate = self.records[number], self.certificates[number]
         assert certificate is not None
-        held = self.contributions_of(record) if number >= self.oldest else None
+        held = self.contributions_of(record) if number >= self._oldest_held else None
         return LogEntry(record, certificate, sum(len(c.encoded) for c in held) if held else 0)
 
     def forget_before(self, number: int) -> None:
-        """Drops the contributions of rounds before `number`; a snapshot at `number - 1` or later stands in for them."""
-        for record in self.records[self.oldest : number]:
+        """Drops the contributions of rounds before `number`; a snapshot at `number - 1` or later stands in for them. The
+        head's stay: until a later record certifies a snapshot of it, who lacks that round can only replay it.
+        """
+        until = min(number, self.head.round)
+        for record in self.records[self._oldest_held : until]:
             for member in record.members:
                 dropped = self._contributions.pop(member.digest, None)
                 if dropped is not None and member.peer == self._me:
                     self.remember_own(dropped)
+        self._oldest_held = max(self._oldest_held, until)
         self.oldest = max(self.oldest, number)
 
     def retained(self) -> list[Contribution]:
-        kept = [self._contributions[m.digest] for r in self.records[self.oldest :] for m in r.members]
-        return [*self._older_own.values(), *kept]
+        members = [m.digest for record in self.records[self._oldest_held :] for m in record.members]
+        return [*self._older_own.values(), *(self._contributions[d] for d in members if d in self._contributions)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from math import ceil, sqrt
+from math import ceil, isfinite, sqrt
 from typing import TypeVar, final
 
 import torch
@@ -18,7 +18,7 @@ from compression.quantise import Levels
 from compression.seam import Compressor, Flat, Packet, TensorSpec
 from compression.select import SEED_BITS, All, Drawn, GlobalTopK, Selection, TopK
 from compression.slabs import slab_elements
-from compression.together import batches, compress_together
+from compression.together import SMALL, batches, compress_together
 from compression.transform import Dct, Identity, Transform
 from compression.values import Floats, Values
 
@@ -125,9 +125,13 @@ class Chain(Compressor):
         return [tensor.to(spec.dtype) for tensor, spec in zip(restored, specs, strict=True)]
 
     def decompress_all(self, packets: Sequence[Packet], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        if max(self.coefficient_counts(specs), default=0) > slab_elements(torch.device("cpu")):
-            return [self.decompress(packet, spec) for packet, spec in zip(packets, specs, strict=True)]
-        return self.restore_all(self.flatten(packets, specs).dense(), specs)
+        counts = self.coefficient_counts(specs)
+        small = [place for place, count in enumerate(counts) if count <= SMALL]
+        chosen = [specs[place] for place in small]
+        together = self.restore_all(self.flatten([packets[place] for place in small], chosen).dense(), chosen)
+        restored = dict(zip(small, together, strict=True))
+        pairs = enumerate(zip(packets, specs, strict=True))
+        return [restored[place] if place in restored else self.decompress(*pair) for place, pair in pairs]
 
     def coefficient_counts(self, specs: Sequence[TensorSpec]) -> list[int]:
         return [self.transform.size(spec.shape) for spec in specs]
@@ -180,7 +184,7 @@ class Chain(Compressor):
 def _check_finite(coefficients: Tensor) -> None:
     if coefficients.numel():
         low, high = torch.aminmax(coefficients)  # One pass; NaN passes through both.
-        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        if not (isfinite(low.item()) and isfinite(high.item())):
             raise ValueError("a tensor with NaN, infinity or values near the float32 limit cannot be compressed")
 
 

@@ -14,6 +14,9 @@ from compression.slabs import slab_elements
 from compression.transform import Transform
 from compression.values import Values
 
+SMALL = 1 << 16
+"""Elements: up to this, a tensor costs more for its calls than for its size."""
+
 
 def batches(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     """The names in order, cut so that what is compressed together fits a cache; alone what is large or no float."""
@@ -21,11 +24,12 @@ def batches(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     room, device = 0, torch.device("meta")
     for name in sorted(tensors):
         tensor = tensors[name]
-        if not cut or tensor.numel() > room or tensor.device != device or not tensor.dtype.is_floating_point:
+        alone = tensor.numel() > SMALL or not tensor.dtype.is_floating_point
+        if not cut or alone or tensor.numel() > room or tensor.device != device:
             cut.append([])
             room, device = 2 * slab_elements(tensor.device), tensor.device
         cut[-1].append(name)
-        room -= tensor.numel() if tensor.dtype.is_floating_point else room
+        room = 0 if alone else room - tensor.numel()
     return cut
 
 

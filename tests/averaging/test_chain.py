@@ -73,11 +73,22 @@ def test_forgotten_contributions_are_announced_as_gone(one: int, other: int) -> 
     entries = chain.after(HEAD.hash)
     assert entries is not None
     for entry, (whole, contributions) in zip(entries, TRUNK, strict=True):
-        kept = entry.record.round >= oldest
+        # The head can only be replayed as long as nothing certifies a snapshot of it.
+        kept = entry.record.round >= min(oldest, ROUNDS)
         assert entry.payload_bytes == (whole.payload_bytes if kept else 0)
         assert chain.contributions_of(entry.record) == (contributions if kept else None)
         assert all((chain.contribution(c.digest) is not None) == kept for c in contributions)
-    assert len(chain.retained()) == 3 * max(0, 13 - oldest)
+    assert len(chain.retained()) == 3 * max(1, ROUNDS + 1 - oldest)
+
+
+def test_what_the_head_merged_is_forgotten_once_it_is_the_head_no_more() -> None:
+    chain = trunk(5)
+    chain.forget_before(6)
+    assert chain.oldest == 6 and chain.retained() == TRUNK[4][1]
+    entry, contributions = TRUNK[5]
+    chain.append(entry.record, entry.certificate, contributions)
+    chain.forget_before(6)
+    assert chain.retained() == contributions
 
 
 def test_a_round_without_contributions_makes_all_before_it_forgotten() -> None:
@@ -92,8 +103,8 @@ def test_ones_own_contributions_outlive_those_of_others() -> None:
     chain = own_trunk()
     chain.forget_before(ROUNDS + 1)
     assert [chain.own(entry.record) for entry, _ in TRUNK] == MINE
-    assert chain.retained() == MINE
-    for entry, contributions in TRUNK:
+    assert chain.retained() == [*MINE[:-1], *TRUNK[-1][1]]
+    for entry, contributions in TRUNK[:-1]:
         assert chain.contributions_of(entry.record) is None, "others must not take the round for whole"
         assert [chain.contribution(c.digest) for c in contributions if c.owner != ME.peer_id] == [None, None]
 
@@ -110,7 +121,7 @@ def test_of_ones_own_the_newest_that_fit_are_kept(count: int, forgotten: list[in
     chain = own_trunk(bytes_max=count * size + size // 2)
     for number in forgotten:
         chain.forget_before(number)
-    old = chain.oldest - 1
+    old = min(chain.oldest, ROUNDS) - 1
     own = [chain.own(entry.record) for entry, _ in TRUNK]
     lost = max(0, old - count)
     assert own == [None] * lost + MINE[lost:], "beyond the oldest round as many as fit, from it on all"
@@ -123,6 +134,7 @@ def test_of_ones_own_the_newest_that_fit_are_kept(count: int, forgotten: list[in
 def test_going_back_forgets_what_came_after_and_gives_back_what_was_said(number: int, kept_from: int) -> None:
     chain = own_trunk()
     chain.forget_before(kept_from)
+    kept_from = min(kept_from, ROUNDS)
     left = chain.back_to(number)
     assert left == [Left(entry.record, mine) for (entry, _), mine in zip(TRUNK[number:], MINE[number:], strict=True)]
     assert chain.records == [HEAD, *(entry.record for entry, _ in TRUNK[:number])]

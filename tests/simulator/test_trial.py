@@ -130,6 +130,28 @@ restart_after = 0.05
 """
 
 
-@pytest.mark.parametrize("text", [FOUNDER_DIES_IN_ITS_FIRST_VOTE])
+ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE = """
+peers = 3
+rounds = 1
+seed = 294
+faults_end = 21.31
+train_seconds = 2.0
+speed_spread = 0.8
+snapshot_seconds = 5.0
+
+[[faults]]
+kind = "crash"
+at = { phase = "writing", peer = 0 }
+peer = 0
+restart_after = 0.06
+
+[[faults]]
+kind = "blackout"
+at = 13.74
+restart_after = 0.13
+"""
+
+
+@pytest.mark.parametrize("text", [FOUNDER_DIES_IN_ITS_FIRST_VOTE, ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE])
 def test_what_was_found_once_stays_mended(text: str) -> None:
     assert run_scenario(Scenario.from_text(text)).failure is None

@@ -15,7 +15,7 @@ from peer.errors import TrainingFailed
 from simulator.options import PEERS_MAX, SimulateOptions, Summary
 
 # Written out, for their own modules import torch, which takes seconds; a test holds them equal.
-PRESETS = ("allreduce", "diloco", "distro", "muloco", "noloco", "sparseloco")
+PRESETS = ("allreduce", "diloco", "distro", "muloco", "noloco", "sparseloco", "streaming-diloco")
 MODELS = ("gpt-nano", "gpt-mini", "gpt-small")
 ONLY_VIRTUAL = ("latency_ms", "bandwidth_mbit", "churn_rate")
 DEFAULTS = SimulateOptions()

@@ -89,6 +89,7 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
         min_peers=spec.group.min_peers,
         max_peers=spec.group.max_peers,
         parts=spec.group.parts,
+        recovery_share=spec.group.recovery_share,
         voters_max=spec.group.voters_max,
     )
     parameters = sum(t.numel() for t in state.anchor.values())

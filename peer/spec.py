@@ -85,6 +85,8 @@ class GroupPart(_Strict):
     """No round takes more."""
     parts: int = Field(default=0, ge=0, le=PARTS_MAX)
     """For large groups: contributions are cut into so many parts, each merged by its owner. 0: all get all of all."""
+    recovery_share: float = Field(default=0.0, ge=0, le=1)
+    """When no quorum comes: the least share of the last round's peers that may go on without it. 0: even one."""
     voters_max: int = Field(default=8, ge=1, le=MEMBERS_MAX)
     """With parts: so many peers vote and own them."""
 

@@ -104,7 +104,9 @@ class Summary:
     seconds: float
     restarts: int
     mode: str = "consensus"
-    """In a `gossip` run the losses are means over the replicas, and the rounds those that every peer has behind it."""
+    """In a `gossip` run the losses are means over the replicas, the rounds those that every peer has behind it, and the
+    tokens merged those of each peer in its own replica: what others learnt from a peer that was killed counts as lost.
+    """
     replicas_apart: float | None = None
     """In a gossip run: the largest distance between two replicas, as a share of the norm of their mean."""
     loss_of_mean: float | None = None

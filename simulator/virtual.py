@@ -19,9 +19,10 @@ from peer.errors import TrainingFailed
 from peer.learner import Learner
 from peer.method import initial_state, rules_of
 from peer.reports import Report, RoundDone, Trained, Validated
-from peer.spec import GroupPart, make_spec
+from peer.spec import make_spec
 from simulator.checkers import NoProgress
 from simulator.gossip_virtual import run_virtual_gossip
+from simulator.group import group_of
 from simulator.options import SimulateOptions, Summary, tokens_by_peer
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.progress import Progress
@@ -85,12 +86,6 @@ def run_virtual_swarm(
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
     return _summary(options, outcome, parameters, method.round_steps)
-
-
-def group_of(options: SimulateOptions) -> GroupPart:
-    """Everyone is there at the first round, and no round is too small for all."""
-    limit = GroupPart().max_peers
-    return GroupPart(start_peers=options.peers, max_peers=max(limit, options.peers), parts=options.parts)
 
 
 def _access(bandwidth_mbit: float | None) -> Access:

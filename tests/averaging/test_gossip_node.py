@@ -54,7 +54,7 @@ class Peer:
 
     async def meet(self, trained_seconds: float = 1.0) -> Met:
         with anyio.fail_after(LONGEST):
-            said = Said(self.replica.pack(), 10, bytes(16), self.round)
+            said = Said(self.replica.pack(0), 10, bytes(16), self.round)
             met = await self.node.meet(said, trained_seconds)
         self.replica.apply(met.round, met.contributions, Own.SAID)
         self.round = met.round
@@ -280,7 +280,7 @@ class Stranger:
         self.name = signer.peer_id
         self.voice = Voice(signer, town.config, random.Random(9), run_id=RUN, check=lambda payload: None)
         self.replica = ToyReplica(self.name, [7.0], ToyRules())
-        self.said = Said(self.replica.pack(), 10, bytes(16), 0)
+        self.said = Said(self.replica.pack(0), 10, bytes(16), 0)
 
     async def say(self, stream: ByteStream, message: GossipMessage) -> None:
         await send_frame(stream, encode_gossip(message), seconds_max=10)

@@ -19,10 +19,12 @@ from peer.method import (
     initial_state,
     make_payload,
     residual_after,
-    rules_of,
     wanted,
 )
-from tests.peer.method_parts import TopK, parse_test_chain, rules, toy_batch, toy_loss, toy_model, toy_trainer
+from tests.peer.method_parts import TopK, rules, toy_batch, toy_loss, toy_model, toy_trainer
+
+WHOLE: dict[str, object] = {"fragments": 1, "overlap": 0}
+"""A round after another, of the whole model: the rest is in test_streaming.py."""
 
 
 def train(rules: Rules, peers: int, rounds: int) -> list[TrainingState]:
@@ -155,8 +157,7 @@ def test_several_inner_steps_without_an_inner_optimiser_are_one_step_on_their_me
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_learns_and_all_peers_hold_the_same_bits(preset: str) -> None:
-    chosen = rules(preset, "topk8" if preset in ("distro", "sparseloco") else "all", inner_steps=1)
-    chosen = rules_of(replace(chosen.method, inner_steps=PRESETS[preset].inner_steps), parse_test_chain)
+    chosen = rules(preset, "topk8" if preset in ("distro", "sparseloco") else "all", **WHOLE)
     trainer = toy_trainer(chosen.method, 0)
     batches = [toy_batch(77, 0, step) for step in range(10)]
     first = trainer.validation_loss(initial_state(trainer.model, chosen).anchor, batches)
@@ -186,7 +187,7 @@ def test_threads_do_not_change_a_bit_of_a_round(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_with_its_own_chain_a_preset_learns_and_all_peers_hold_the_same_bits(preset: str) -> None:
-    chosen = rules(preset, PRESETS[preset].chain)
+    chosen = rules(preset, PRESETS[preset].chain, **WHOLE)
     chosen = replace(chosen, compressor=parse_chain(chosen.method.chain))
     trainer = toy_trainer(chosen.method, 0)
     batches = [toy_batch(77, 0, step) for step in range(10)]

@@ -5,7 +5,7 @@ All times are local monotonic seconds; safety never depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import final
@@ -29,6 +29,11 @@ class TimingConfig:
 
 
 PACE_TIMES = 7
+"""So many give the pace: few, for it may change."""
+SPREAD_TIMES = 15
+"""So many give its spread: more, for that is harder to see and changes less."""
+RATE_SHARE_MIN = 0.8
+"""More members are worth this share of the contributions a second that fewer would bring."""
 
 
 @final
@@ -41,7 +46,7 @@ class Pace:
     times: tuple[float, ...] = ()
 
     def observed(self, seconds: float) -> Pace:
-        return Pace((*self.times, seconds)[-PACE_TIMES:])
+        return Pace((*self.times, seconds)[-SPREAD_TIMES:])
 
     @property
     def is_known(self) -> bool:
@@ -49,15 +54,27 @@ class Pace:
 
     @property
     def mean(self) -> float:
-        return median(self.times) if self.times else 0.0
+        return median(self.times[-PACE_TIMES:]) if self.times else 0.0
+
+    @property
+    def late(self) -> float:
+        """Who takes longer is late: five median deviations more (3.4 standard deviations), and a fifth at least; half
+        as much again while few times are known.
+        """
+        middle, least = self.mean, 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
+        return middle + max(5 * _deviation(self.times, middle), least * middle)
 
     @property
     def high(self) -> float:
-        """What a further time will rarely exceed: six median deviations more, and half as much again at least."""
-        if not self.times:
-            return 0.0
-        middle = median(self.times)
-        return middle + max(6 * median([abs(t - middle) for t in self.times]), middle / 2)
+        """What a further time will rarely exceed, for what costs much if it is done in vain: six median deviations of
+        the last times more, and half as much again at least.
+        """
+        middle = self.mean
+        return middle + max(6 * _deviation(self.times[-PACE_TIMES:], middle), middle / 2)
+
+
+def _deviation(times: Sequence[float], middle: float) -> float:
+    return median([abs(t - middle) for t in times]) if times else 0.0
 
 
 @final
@@ -84,16 +101,15 @@ class Timing:
 def waited_for(timing: Timing, present: Collection[PeerID], missing: Collection[PeerID]) -> list[PeerID]:
     """Which of the `missing` are worth waiting for, given who is `present`.
 
-    With the peers' paces c_1 <= c_2 <= ..., rounds of the k fastest bring k / c_k contributions a second: the best k
-    says whom. A peer that is late only because it began late is waited for once, and is then in step. A peer whose
-    pace is not known yet gets its first chance.
+    With the peers' paces c_1 <= c_2 <= ..., rounds of the k fastest bring k / c_k contributions a second. The most k
+    that brings nearly as many as the best one says whom: who is hardly slower than the others is not left behind. A
+    peer that is late only because it began late is waited for once, and is then in step. A peer whose pace is not known
+    yet gets its first chance.
     """
     known = sorted((timing.cycles[p].mean, p) for p in {*present, *missing} if p in timing.cycles)
-    best, pace = 0.0, 0.0
-    for count, (cycle, _) in enumerate(known, start=1):
-        rate = count / max(cycle, 1e-9)
-        if rate >= best:
-            best, pace = rate, cycle
+    rates = [count / max(cycle, 1e-9) for count, (cycle, _) in enumerate(known, start=1)]
+    enough = RATE_SHARE_MIN * max(rates, default=0.0)
+    pace = max((cycle for rate, (cycle, _) in zip(rates, known, strict=True) if rate >= enough), default=0.0)
     return sorted(p for p in missing if p not in timing.cycles or timing.cycles[p].mean <= pace)
 
 

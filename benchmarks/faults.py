@@ -173,7 +173,7 @@ class Storm:
 
     async def run(self) -> list[Fault]:
         """All that happened, once every victim is back."""
-        kinds = itertools.cycle((phase, number) for number in SIGNALS for phase in PHASES)
+        kinds = zip(itertools.cycle(PHASES), itertools.cycle(SIGNALS), strict=False)  # Each with each, by and by.
         target = self._swarm.round + self._extent.storm_rounds
         end = anyio.current_time() + self._extent.storm_seconds_max
         async with anyio.create_task_group() as tasks:

@@ -137,7 +137,6 @@ class Swarm:
         """Looks after every event; raises `SwarmFailed`."""
         with anyio.move_on_after(seconds_max):
             while not condition():
-                self._news = anyio.Event()
                 await self._news.wait()
             return
         words = [f"{p.folder.name} (round {p.round}, exits {p.exit_codes}): {p.words[-2:]}" for p in self.peers]
@@ -169,7 +168,11 @@ class Swarm:
         )
         peer.process = None
         peer.exit_codes.append(code)
-        self._news.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
 
     def _on_event(self, peer: SwarmPeer, event: Mapping[str, Any]) -> None:
         heard = Heard(anyio.current_time(), event["event"], event)
@@ -187,7 +190,7 @@ class Swarm:
                 self.wrong.append(f"round {number}: {peer.folder.name} has another anchor")
         elif heard.kind == "Note":
             peer.words.append(event["text"])
-        self._news.set()
+        self._wake_all()
 
 
 def story_of(peer: SwarmPeer, begin: float) -> str:
@@ -204,12 +207,16 @@ def story_of(peer: SwarmPeer, begin: float) -> str:
 def newest_record(path: Path) -> Record | None:
     """The last whole entry of a log that its owner may be writing to."""
     data, at, entry = path.read_bytes(), 0, b""
-    while at + 8 <= len(data):  # The frames of `averaging.storage`: length, checksum, entry.
-        size = int.from_bytes(data[at : at + 4], "big")
-        if at + 8 + size > len(data):
+    while at + 8 <= len(data):  # The frames of `averaging.storage`: length, checksum, entries with their lengths.
+        end = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
             break
-        entry = data[at + 8 : at + 8 + size]
-        at += 8 + size
+        place = at + 8
+        while place < end:
+            size = int.from_bytes(data[place : place + 4], "big")
+            entry = data[place + 4 : place + 4 + size]
+            place += 4 + size
+        at = end
     if not entry:
         return None
     encoded, _ = unpack_list(entry, "log entry", _LOG_ENTRY_BYTES_MAX, 2)

@@ -32,7 +32,7 @@ PACE_TIMES = 7
 """So many give the pace: few, for it may change."""
 SPREAD_TIMES = 15
 """So many give its spread: more, for that is harder to see and changes less."""
-RATE_SHARE_MIN = 0.8
+RATE_SHARE_MIN = 0.85
 """More members are worth this share of the contributions a second that fewer would bring."""
 
 
@@ -58,11 +58,11 @@ class Pace:
 
     @property
     def late(self) -> float:
-        """Who takes longer is late: five median deviations more (3.4 standard deviations), and a fifth at least; half
+        """Who takes longer is late: four median deviations more (2.7 standard deviations), and a fifth at least; half
         as much again while few times are known.
         """
         middle, least = self.mean, 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
-        return middle + max(5 * _deviation(self.times, middle), least * middle)
+        return middle + max(4 * _deviation(self.times, middle), least * middle)
 
     @property
     def high(self) -> float:

@@ -3,10 +3,10 @@
 python -m benchmarks.deadlines [--quick] [--json FILE]
 
 Traces of 8 and 16 peers, each with a pace of its own; in every training a peer takes 5 to 20 times as long with a
-chance of 10 %. `RoundClock` and `Timing` of production close the rounds of each trace; so does a constant after the quorum,
-which is cut short when all who contributed lately are there. The constant is chosen afterwards, for each trace anew:
-of a grid the one with the least waiting among those that leave out at most 2 % of the punctual. Waiting runs from the
-quorum to the closing. Punctual is a training that does not straggle, of a peer whose pace is at most 1.5 times the
+chance of 10 %. `RoundClock` and `Timing` of production close the rounds of each trace; so does a constant after the
+quorum, which is cut short when all who contributed lately are there. The constant is chosen afterwards, for each trace
+anew: of a grid the one with the least waiting among those that leave out at most 2 % of the punctual. Waiting runs from
+the quorum to the closing. Punctual is a training that does not straggle, of a peer whose pace is at most 1.5 times the
 median; it is left out if its offer is not in the round with which it began. No processes, no sleeping.
 
 Then whole peers on virtual time: operations on the directory and wake-ups of the node, for each peer and second, while
@@ -46,7 +46,7 @@ TRACES = tuple(
     for peers in (8, 16)
 )
 WARM_SECONDS = 60.0
-WATCHED_SECONDS = 300.0
+WATCHED_SECONDS = 120.0
 
 
 @final

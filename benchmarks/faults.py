@@ -197,19 +197,29 @@ class Storm:
     def _may_strike(self) -> bool:
         return len(self._away) < AWAY_MAX and len(self._present()) >= PEERS - len(self._away) > 2
 
+    def _leaves_quorum(self, victim: SwarmPeer) -> bool:
+        """Without one, only a fork by choice would go on, after a long wait: that is an outage, and not asked here."""
+        record = self._swarm.newest()
+        left = {peer.peer_id for peer in self._present() if peer is not victim}
+        return record is not None and record.is_quorum(left & set(record.voters))
+
     async def _strike(self, tasks: TaskGroup, phase: str, number: signal.Signals) -> None:
         """Waits for the phase, sends the signal, and follows what happens to the others."""
         swarm, rng = self._swarm, self._rng
         present, lead = self._present(), swarm.lead()
-        choice = [p for p in present if number != signal.SIGKILL or p.number != WITNESS]
+        choice = [p for p in present if self._leaves_quorum(p) and (number != signal.SIGKILL or p.number != WITNESS)]
         leads = [p for p in choice if p is lead]
         others = [p for p in choice if p is not lead]
+        if not choice:
+            return
         victim = rng.choice((leads if phase == "lead votes" else others if phase == "voter votes" else []) or choice)
         usual = usual_interval(victim)
         try:
             await wait_phase(swarm, victim, phase, usual, rng)
         except SwarmFailed as failure:
             print(failure)
+        if not self._leaves_quorum(victim):
+            return
         begin = anyio.current_time()
         fault = Fault(phase, number.name, victim is swarm.lead(), len(self._away), usual)
         self._away.add(victim.number)

@@ -143,13 +143,15 @@ class Swarm:
         raise SwarmFailed(f"waited {seconds_max:g} s for {what}; {'; '.join(words)}")
 
     def lead(self) -> SwarmPeer | None:
-        """Who proposes, by the newest record that is on disk; None while there is none."""
+        """Who proposes, by the newest record."""
+        record = self.newest()
+        return next((peer for peer in self.peers if record is not None and peer.peer_id == record.lead), None)
+
+    def newest(self) -> Record | None:
+        """The newest record that is on disk; None while there is none."""
         logs = [path for peer in self.peers for path in peer.folder.glob("runs/*/log")]
         records = [record for path in logs if (record := newest_record(path)) is not None]
-        if not records:
-            return None
-        name = max(records, key=lambda record: record.round).lead
-        return next((peer for peer in self.peers if peer.peer_id == name), None)
+        return max(records, key=lambda record: record.round, default=None)
 
     async def _run(self, peer: SwarmPeer, command: list[str]) -> None:
         def started(process: Process) -> None:

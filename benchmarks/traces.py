@@ -186,16 +186,18 @@ def _collect(
     clock: RoundClock, arrived: Arrived, timing: Timing, close_at: CloseAt, ready_at: dict[PeerID, float]
 ) -> tuple[float, Timing]:
     """Until the group closes: when, and what was learnt."""
+    last = clock.began
     for at, name in sorted((at, name) for name, at in ready_at.items()):
         close = close_at(clock, arrived, timing)
-        if close is not None and close < at:
-            return close, timing
+        if close is not None and max(close, last) < at:
+            return max(close, last), timing
+        last = max(last, at)
         arrived.offered.add(name)
         timing = _observe(clock, timing, name, at)
-        clock.start_if_enough(at, arrived, 1, _everybody)
+        clock.start_if_enough(last, arrived, 1, _everybody)
     close = close_at(clock, arrived, timing)
     assert close is not None
-    return close, timing
+    return max(close, last), timing
 
 
 def _observe(clock: RoundClock, timing: Timing, name: PeerID, at: float) -> Timing:

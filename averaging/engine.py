@@ -15,7 +15,7 @@ from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.fetcher import Fetcher
-from averaging.following import Following, Moved
+from averaging.following import REPLAY_AHEAD, Following, Moved
 from averaging.forks import Recovery
 from averaging.instance import Instance
 from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose, Share
@@ -303,8 +303,8 @@ class Engine:
         self, record: Record, certificate: Certificate, contributions: list[Contribution] | None, now: float
     ) -> None:
         self.rounds.append(record, certificate, contributions, now)
-        self._fetcher.clear()
         self.catch_up.applied(record)
+        self._fetcher.keep(self.catch_up.lacking(REPLAY_AHEAD))
         self.offering.begun(record.prev, now)
 
     # Forks.

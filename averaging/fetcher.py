@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -44,6 +44,10 @@ class Fetcher:
 
     def clear(self) -> None:
         self._wanted.clear()
+
+    def keep(self, digests: Collection[Hash]) -> None:
+        """Nothing else is wanted any more; of these, what is, is still on its way."""
+        self._wanted = {digest: self._wanted[digest] for digest in digests if digest in self._wanted}
 
     @property
     def next_due(self) -> float | None:

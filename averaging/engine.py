@@ -113,7 +113,7 @@ class Engine:
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
             self._reduce_at(now),
-            self._fetcher.next_due,
+            self._fetcher.next_due(self._retry),
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
             min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
         ]
@@ -330,7 +330,9 @@ class Engine:
 
     @property
     def _retry(self) -> float:
-        return max(8 * self.config.timing.delay_seconds_min, 4 * self.rounds.timing.decide.high)
+        """When something asked for is asked for again: as answers come, or, before there was any, as votes do."""
+        pace = self._fetcher.pace if self._fetcher.pace.is_known else self.rounds.timing.decide
+        return max(8 * self.config.timing.delay_seconds_min, 4 * pace.high)
 
     def _fetch(
         self, digests: list[Hash], record: Record, sources: list[PeerID], now: float, at_once: bool = False

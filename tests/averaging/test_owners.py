@@ -297,7 +297,7 @@ class Swarm:
             assert owners is not None
             if owners.owned and not owners.collector.is_closed:
                 owners.close()
-                self.engines[peer].offer(encode_parts({p: b"merged" for p in owners.owned}), 10, True, now)
+                self.engines[peer].offer(encode_parts(dict.fromkeys(owners.owned, b"merged")), 10, True, now)
         self.settle(now)
         for _ in range(40):
             now += 1.0
@@ -336,7 +336,7 @@ def test_what_comes_too_late_is_known_to_be_missed() -> None:
     early = owners.close()
     assert [s.owner for s in early.shares] == [SIGNERS[0].peer_id]
     swarm.share(SHARER)
-    swarm.engines[OWNER.peer_id].offer(encode_parts({p: b"merged" for p in owners.owned}), 10, True, 1.0)
+    swarm.engines[OWNER.peer_id].offer(encode_parts(dict.fromkeys(owners.owned, b"merged")), 10, True, 1.0)
     swarm.reduce()
     assert swarm.fate(SHARER) == (ALL - set(owned_parts(HEAD, OWNER.peer_id, PARTS)), frozenset())
 
@@ -367,7 +367,7 @@ def test_a_sharer_that_restarted_cannot_know_what_its_earlier_process_shared() -
     for signer in owning():
         engine = swarm.engines[signer.peer_id]
         assert engine.rounds.owners is not None
-        engine.offer(encode_parts({p: b"merged" for p in engine.rounds.owners.owned}), 10, True, 1.0)
+        engine.offer(encode_parts(dict.fromkeys(engine.rounds.owners.owned, b"merged")), 10, True, 1.0)
     swarm.reduce()
     assert swarm.fate(SHARER) == (frozenset(), ALL)
 

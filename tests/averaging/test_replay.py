@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from averaging.messages import Accepted, Get, Log, Offer
+from averaging.messages import Get, Log, Offer
 from averaging.record import Hash
-from averaging.timing import Timing
+from averaging.timing import Pace, Timing
 from simulator.toy import ToySigner
 from tests.averaging.one_peer import HEAD, LEAD, ONE, TWO, Peer, accepted, proposal, unsigned
 from tests.averaging.strategies import SIGNERS, grown
@@ -71,3 +71,14 @@ def test_a_replayed_round_says_nothing_of_how_long_votes_take() -> None:
     assert prompt.engine.head == late.engine.head == record
     assert prompt.engine.rounds.timing.decide.is_known
     assert not late.engine.rounds.timing.decide.is_known
+
+
+def test_who_saw_slow_votes_asks_again_as_quickly_as_answers_come() -> None:
+    """Where a proposal once took long, a lost answer must not cost so much every time."""
+    peer = behind()
+    peer.engine.rounds.timing = Timing(decide=Pace((60.0,)))
+    asked(peer, 1.0)
+    answer(peer, 5)
+    assert peer.engine.head == GAP[4][0].record
+    late = [digest for _, digest in asked(peer, 2.1)]
+    assert late == [c.digest for c in GAP[5][1]]

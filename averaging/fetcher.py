@@ -34,7 +34,7 @@ class Fetcher:
     def __init__(self) -> None:
         self._wanted: dict[Hash, _Want] = {}
         self.pace = Pace()
-        """From a question to its answer; too short if that was to an earlier question, which longer waits make up for."""
+        """From the last question to the answer: too short if it is to an earlier one, but then waits grow anyway."""
 
     def __contains__(self, digest: Hash) -> bool:
         return digest in self._wanted

@@ -81,7 +81,7 @@ class Following:
         return (entry, [c for c in found if c is not None]) if all(found) else None
 
     def _sources(self) -> list[PeerID]:
-        """Whom to ask for contributions: who gave the log, then who stands elsewhere than this peer's chain, then all."""
+        """Whom to ask for contributions: who gave the log, then who stands outside this peer's chain, then all."""
         links, source, chain = self._outbox.links, self._catch_up.source, self._rounds.chain
 
         def rank(peer: PeerID) -> tuple[bool, bool, PeerID]:

@@ -15,7 +15,16 @@ from peer.errors import TrainingFailed
 from simulator.options import PEERS_MAX, SimulateOptions, Summary
 
 # Written out, for their own modules import torch, which takes seconds; a test holds them equal.
-PRESETS = ("allreduce", "diloco", "distro", "muloco", "noloco", "sparseloco", "streaming-diloco")
+PRESETS = (
+    "allreduce",
+    "decoupled-diloco",
+    "diloco",
+    "distro",
+    "muloco",
+    "noloco",
+    "sparseloco",
+    "streaming-diloco",
+)
 MODELS = ("gpt-nano", "gpt-mini", "gpt-small")
 ONLY_VIRTUAL = ("latency_ms", "bandwidth_mbit", "churn_rate")
 DEFAULTS = SimulateOptions()

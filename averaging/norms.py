@@ -19,7 +19,9 @@ def norm(values: Tensor) -> float:
 
     The same on every device and thread count, in any order of the values, and with any number of zeros among them.
     """
-    return math.sqrt(math.fsum(part for chunk in values.reshape(-1).split(_CHUNK) for part in _exact_parts(chunk)))
+    return math.sqrt(
+        math.fsum(part for chunk in torch.split(values.reshape(-1), _CHUNK) for part in _exact_parts(chunk))
+    )
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[int]) -> float:

@@ -53,7 +53,8 @@ def reference(values: list[Tensor], weights: list[int]) -> Tensor:
         return radius * direction / direction.norm()
     mean = sum((weight * value for value, weight in zip(doubles, weights, strict=True)), torch.zeros_like(direction))
     mean /= sum(weights)
-    return mean * min(1.0, radius / max(float(mean.norm()), 1e-300))
+    shortened: Tensor = mean * min(1.0, radius / max(float(mean.norm()), 1e-300))
+    return shortened
 
 
 @given(seeds, weight_lists)
@@ -133,13 +134,17 @@ def test_what_was_sent_gives_the_bits_of_everything(seed: int, weights: list[int
     for _ in weights:
         places = torch.from_numpy(np.sort(rng.permutation(90)[:kept]))
         parts.append(Flat(places, torch.from_numpy(rng.standard_normal(kept).astype(np.float32)), 90))
-        dense.append(dict(zip(sizes, parts[-1].dense().split(list(sizes.values())), strict=True)))
+        dense.append(dict(zip(sizes, torch.split(parts[-1].dense(), list(sizes.values())), strict=True)))
     flat = RDA.merge_flat(parts, weights, sizes)
     expected = torch.cat([RDA.merge(dense, weights)[name] for name in sizes])
     assert torch.equal(flat.view(torch.int32), expected.view(torch.int32))
 
 
-@given(st.lists(st.floats(-(2.0**40), 2.0**40, width=32), max_size=200), st.integers(0, 50), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.floats(-(2.0**40), 2.0**40, width=32), max_size=200),
+    st.integers(0, 50),
+    st.randoms(use_true_random=False),
+)
 def test_a_norm_is_the_root_of_the_exact_sum_in_any_order(values: list[float], zeros: int, random: object) -> None:
     exact = math.sqrt(float(sum((Fraction(value) ** 2 for value in values), Fraction(0))))
     values = values + [0.0] * zeros

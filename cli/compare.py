@@ -12,7 +12,7 @@ from cli.arguments import STDOUT, Command, Finite, OutputFile, Setting, data_opt
 from cli.exit_codes import ExitCode
 from cli.simulate import MODELS, PRESETS, write_json
 from peer.errors import TrainingFailed
-from simulator.compare import ALONE, SEEDS_MAX, TOKENS_MAX, CompareOptions, Result, csv_text, rows_of, table
+from simulator.compare import ALONE, SEEDS_MAX, TOKENS_MAX, CompareOptions, Result, csv_text, loss_of, rows_of, table
 from simulator.options import PEERS_MAX
 from simulator.options import Setting as SettingValue
 
@@ -201,7 +201,7 @@ def compared(options: CompareOptions) -> list[Result]:
 def tell(result: Result, done: int, total: int, seconds: float) -> None:
     """One line on stderr for each run that is over."""
     summary = result.summary
-    what = f"loss {summary.loss_held_out:.3f}" if summary and summary.loss_held_out else f"failed: {result.failure}"
+    what = f"failed: {result.failure}" if summary is None else f"loss {loss_of(summary):.3f}"
     click.echo(f"{seconds:5.0f} s  {done}/{total}  {result.name}, seed {result.seed}: {what}", err=True)
 
 

@@ -137,9 +137,9 @@ def row_of(name: str, results: Sequence[Result], first: Sequence[Result] = ()) -
         nothing = math.nan
         return Row(name, nothing, (nothing, nothing), nothing, nothing, nothing, 0, 0, failures=failures)
     summaries = [summary for _, summary in done]
-    by = {result.seed: _loss(result.summary) for result in first if result.summary is not None}
-    ratios = [_loss(summary) / by[seed] - 1 for seed, summary in done if seed in by]
-    losses = tuple(_loss(summary) for summary in summaries)
+    by = {result.seed: loss_of(result.summary) for result in first if result.summary is not None}
+    ratios = [loss_of(summary) / by[seed] - 1 for seed, summary in done if seed in by]
+    losses = tuple(loss_of(summary) for summary in summaries)
     return Row(
         preset=name,
         loss=fmean(losses),
@@ -191,7 +191,8 @@ def csv_text(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _loss(summary: Summary) -> float:
+def loss_of(summary: Summary) -> float:
+    """What a run is judged by."""
     return summary.loss_last if summary.loss_held_out is None else summary.loss_held_out
 
 

@@ -50,11 +50,10 @@ def reference(values: list[Tensor], weights: list[int]) -> Tensor:
             direction += weight * value / length
     direction /= sum(weights)
     if float(direction.norm()) >= DIRECTION_MIN:
-        return radius * direction / direction.norm()
+        return direction * (radius / float(direction.norm()))
     mean = sum((weight * value for value, weight in zip(doubles, weights, strict=True)), torch.zeros_like(direction))
     mean /= sum(weights)
-    shortened: Tensor = mean * min(1.0, radius / max(float(mean.norm()), 1e-300))
-    return shortened
+    return mean * min(1.0, radius / max(float(mean.norm()), 1e-300))
 
 
 @given(seeds, weight_lists)

@@ -129,11 +129,12 @@ def main() -> None:
     figures = []
     for preset in options.presets:
         for seed in range(options.seeds):
-            for settings, latency, bandwidth in (
+            variants: list[tuple[dict[str, object], float, float | None]] = [
                 ({"overlap": 0}, 0.0, None),
                 ({"overlap": 0}, options.latency, options.bandwidth),
                 (OVERLAPS[preset], options.latency, options.bandwidth),
-            ):
+            ]
+            for settings, latency, bandwidth in variants:
                 begun = time.monotonic()
                 figure = measure(
                     preset,

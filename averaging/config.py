@@ -25,7 +25,7 @@ class EngineConfig:
     """Contributions that a round takes at most; whoever finds it full joins the next."""
     parts: int = 0
     """Into so many parts a contribution is cut, each merged by its owner; 0: everybody gets everybody's whole."""
-    voters_max: int = 16
+    voters_max: int = 8
     """So many vote at most, and own parts, where owners reduce."""
     remembered_bytes_max: int = 8 * 1024 * 1024
     """Of what this peer contributed to older rounds, so much is kept in case its chain must be left (R9)."""

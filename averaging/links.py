@@ -99,6 +99,11 @@ class Links:
             self._tasks.start_soon(self._dial, peer, state)
 
     @property
+    def known(self) -> int:
+        """How many peers a link is kept up to."""
+        return len(self._peers)
+
+    @property
     def linked(self) -> list[PeerID]:
         return sorted(peer for peer, state in self._peers.items() if state.streams)
 

@@ -21,8 +21,9 @@ from averaging.contribution import Contribution
 from averaging.engine import Engine
 from averaging.following import Moved
 from averaging.links import Links, LinksConfig
-from averaging.messages import LOG_BYTES_MAX, Message, Offer, encode_message, parse_message
-from averaging.outbox import Actions, Commit, Fork
+from averaging.messages import LOG_BYTES_MAX, Message, Offer, Share, encode_message, parse_message
+from averaging.outbox import Actions, Commit, Fork, Reduction
+from averaging.owners import parse_parts
 from averaging.record import Hash, Malformed, Record
 from averaging.storage import Storage
 from network.identity import Signer
@@ -35,6 +36,7 @@ HEAD_FILE = "head"
 """The file of a snapshot that names the record after which it was taken."""
 BRIDGE_FILE = "bridge"
 """The file of a snapshot on a chain that the log did not have when it was taken: what leads there."""
+SPARE_LINKS = 4
 _FRAME_OVERHEAD_BYTES = 2 * LOG_BYTES_MAX
 
 
@@ -78,6 +80,7 @@ class Node:
         self._wake = anyio.Event()
         self._news = anyio.Event()
         self._commits: deque[Commit | Fork] = deque()
+        self._reductions: list[Reduction] = []
         self._wants_snapshot = False
         self._diverged = False
         self._journal: list[bytes] = []
@@ -132,6 +135,28 @@ class Node:
         self._wake.set()
         return contribution
 
+    def meet(self, peer: PeerID) -> None:
+        """Someone who takes part: a link to it is kept up. Where owners reduce only to those who vote, and a few more:
+        nobody could keep one to all of a large group.
+        """
+        config = self._config.engine
+        if not config.parts or peer in self.head.voters or self.links.known < config.voters_max + SPARE_LINKS:
+            self.links.know(peer)
+
+    def share(self, payload: bytes, weight: int, willing: bool) -> bool:
+        """As `offer`, where owners reduce; `payload` holds all parts."""
+        if self.engine.instance.base is None:
+            return False
+        packets = parse_parts(payload)
+        self.engine.share([packets[part] for part in sorted(packets)], weight, willing, anyio.current_time())
+        self._wake.set()
+        return True
+
+    def take_reductions(self) -> list[Reduction]:
+        """What this peer is to merge and to offer, as an owner of parts."""
+        taken, self._reductions = self._reductions, []
+        return taken
+
     def anchored(self, head: Hash, base: bytes) -> None:
         """The state after `head` has the fingerprint `base`; from now on `offer` works, if nothing followed `head`."""
         self.engine.anchored(head, base, anyio.current_time())
@@ -184,8 +209,8 @@ class Node:
         self.engine.chain.forget_before(number)
 
     async def wait_news(self) -> None:
-        """Returns when there are commits to take, or a snapshot is wanted; at once if so already."""
-        while not (self._commits or self._wants_snapshot or self._diverged):
+        """Returns when there are commits to take, shares to merge, or a snapshot is wanted; at once if so already."""
+        while not (self._commits or self._wants_snapshot or self._diverged or self._reductions):
             self._news = anyio.Event()
             await self._news.wait()
 
@@ -265,11 +290,12 @@ class Node:
         if actions.commits:
             self._commits += actions.commits
             for peer in self.head.peers:
-                self.links.know(peer)  # The log itself names whom to talk to.
+                self.meet(peer)  # The log itself names whom to talk to.
             assert len(self._commits) <= self._config.commits_waiting_max
+        self._reductions += actions.reductions
         self._wants_snapshot |= actions.wants_snapshot
         self._diverged |= actions.diverged
-        if self._commits or self._wants_snapshot or self._diverged:
+        if self._commits or self._wants_snapshot or self._diverged or self._reductions:
             self._news.set()
 
     async def _flush(self) -> None:
@@ -287,7 +313,7 @@ class Node:
             frame = encoded.get(id(message))
             if frame is None:
                 frame = encoded[id(message)] = encode_message(message)
-            if isinstance(message, Offer):
+            if isinstance(message, (Offer, Share)):
                 self.packet_bytes_sent += len(frame)
             self.links.send(peer, frame)
 

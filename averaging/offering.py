@@ -96,6 +96,8 @@ class Offering:
 
     def connected(self, peer: PeerID, now: float) -> None:
         """A new link hears of this peer's contribution."""
+        if self._owners is not None:
+            self._owners.send_to(peer, now)
         own = self._instance.offers.get(self._me)
         if own is not None:
             self._outbox.send(peer, Offer(own.encoded, merged=self._merged_of(peer)), now)

@@ -85,14 +85,16 @@ class Owners:
     def __init__(self, signer: Signer, outbox: Outbox, config: EngineConfig, head: Record) -> None:
         self.parts = config.parts
         self.head = head
-        self.mine: list[int] = []
+        self.owned: list[int] = []
         self.collector = Collector(RoundClock(0.0, frozenset()), config.max_peers)
         self._signer = signer
         self._me = signer.peer_id
         self._outbox = outbox
         self._config = config
+        self._mine: dict[PeerID, Contribution] = {}
+        """This peer's shares, by the owner for whom they are."""
         self._sent: dict[PeerID, Contribution] = {}
-        """Of this peer, by the owner to whom it went."""
+        """Those that went out."""
         self._told: dict[Hash, bytes] = {}
         """Which share of this peer is in an owner's contribution, by its own word."""
         self.merged: dict[PeerID, Hash] = {}
@@ -107,27 +109,36 @@ class Owners:
         self._recent = {p: n for p, n in self._recent.items() if n > head.round - RECENT_ROUNDS}
         self._recent |= dict.fromkeys(before.shares, head.round)
         self.head = head
-        self.mine = owned_parts(head, self._me, self.parts)
+        self.owned = owned_parts(head, self._me, self.parts)
         self.collector = Collector(RoundClock(now, frozenset(self._recent), freed=freed), self._config.max_peers)
-        self._sent, self._told, self.merged = {}, {}, {}
+        self._mine, self._sent, self._told, self.merged = {}, {}, {}, {}
 
     # A peer's own shares.
 
     def share(self, packets: Sequence[bytes], weight: int, base: bytes, willing: bool, now: float) -> None:
         """R1 in parts: to each owner its own; the parts of an owner that is not linked miss the round."""
         assert len(packets) == self.parts
-        for owner in sorted(set(self.head.voters)):
+        self._mine = {}
+        for owner in self.head.voters:
             mine = {part: packets[part] for part in owned_parts(self.head, owner, self.parts)}
-            if mine and (owner == self._me or owner in self._outbox.links):
-                share = sign_contribution(self._signer, self.head.hash, weight, base, willing, encode_parts(mine))
-                self._sent[owner] = share
-                if owner == self._me:
-                    self.on_share(share)
-                self._outbox.send(owner, Share(share.encoded), now)
+            if mine:
+                payload = encode_parts(mine)
+                self._mine[owner] = sign_contribution(self._signer, self.head.hash, weight, base, willing, payload)
+        for owner in sorted(self._mine):
+            self.send_to(owner, now)
+
+    def send_to(self, owner: PeerID, now: float) -> None:
+        """Sends the share for this owner, if there is one and it can hear it; again after its link was broken."""
+        share = self._mine.get(owner)
+        if share is not None and (owner == self._me or owner in self._outbox.links):
+            self._sent[owner] = share
+            if owner == self._me:
+                self.on_share(share)
+            self._outbox.send(owner, Share(share.encoded), now)
 
     def shared(self, record: Record) -> tuple[frozenset[int], frozenset[int]] | None:
         """Of this peer's parts: which are in `record`, and of which that is not known. None if it shared nothing."""
-        if not self._sent:
+        if not self._mine:
             return None
         heard: set[int] = set()
         unknown: set[int] = set()
@@ -150,7 +161,7 @@ class Owners:
 
     def on_share(self, share: Contribution) -> bool:
         """Takes a share that is whole and signed; raises `Malformed` if it is not for this owner."""
-        if list(parse_parts(share.payload)) != self.mine:
+        if list(parse_parts(share.payload)) != self.owned:
             raise Malformed(f"share of {share.owner}: not the parts that this peer owns")
         if self.collector.is_closed:
             return False
@@ -160,7 +171,7 @@ class Owners:
     def due_at(self, timing: Timing, needed: int, now: float) -> float | None:
         """When this owner merges what it has; None while too few have shared."""
         collector = self.collector
-        if collector.is_closed or not self.mine:
+        if collector.is_closed or not self.owned:
             return None
 
         def alive(peer: PeerID) -> bool:

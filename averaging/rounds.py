@@ -11,7 +11,7 @@ from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.instance import Instance, Vote, settled_votes
 from averaging.outbox import Commit, Outbox
-from averaging.owners import Owners
+from averaging.owners import Owners, owner_of
 from averaging.record import NORMAL, Certificate, Hash, Record
 from averaging.round_clock import RoundClock
 from averaging.timing import Timing
@@ -22,6 +22,8 @@ from network.seam import PeerID
 RECENT_ROUNDS = 4
 """Who contributed to none of so many rounds is no longer waited for."""
 PARKED_MAX = 64
+SETTLED_MAX = 4096
+"""Of what was decided on chains that were left, so many votes are kept, the newest."""
 
 
 @final
@@ -83,7 +85,8 @@ class Rounds:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
         self._park()
         chain = self.chain
-        self._votes |= settled_votes(chain.records[number + 1 :], chain.certificates[number + 1 :], self._votes)
+        first = max(number + 1, len(chain.records) - SETTLED_MAX)
+        self._votes |= settled_votes(chain.records[first:], chain.certificates[first:], self._votes)
         left = chain.back_to(number)
         self.voting = self._begin(now, {})
         return left
@@ -124,8 +127,9 @@ class Rounds:
         contributors = frozenset(m.peer for record in recent for m in record.members) or frozenset(head.voters)
         needed = max(1, self._config.min_peers, self._config.start_peers if head.round == 0 else 1)
         if self.owners is not None:  # Then it is shares that are needed; those who own parts contribute.
-            contributors, needed = frozenset(head.voters), 1
+            needed = 1
             self.owners.begin(head, now)
+            contributors = frozenset(owner_of(head, part) for part in range(self._config.parts))
         instance = self._parked.pop(head.hash, None)
         if instance is None:
             instance = Instance(head, self._votes.pop(head.hash, Vote()), members_max=self._config.max_peers)

@@ -102,7 +102,7 @@ async def with_nodes(peers: int, size: int, dial_loss: float, rounds: int, rules
             for turn in range(rounds):
                 seconds = TRAIN_SECONDS * own.uniform(0.8, 1.2)
                 await anyio.sleep(seconds)
-                met = await node.meet(Said(replica.pack(), 1, bytes(16), round_), seconds)
+                met = await node.meet(Said(replica.pack(round_), 1, bytes(16), round_), seconds)
                 replica.apply(met.round, met.contributions, Own.SAID)
                 round_ = met.round
                 alone += len(met.contributions) == 1

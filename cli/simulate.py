@@ -65,6 +65,13 @@ class JsonFile(click.ParamType[Path]):
     "--bandwidth", "bandwidth_mbit", type=Finite(min=0.001), metavar="MBIT", help="Of every peer; with --virtual."
 )
 @click.option(
+    "--parts",
+    default=DEFAULTS.parts,
+    type=click.IntRange(0, 256),
+    metavar="P",
+    help="For large swarms: P parts, each merged by its owner, so that downloads do not grow; 0: everyone gets all.",
+)
+@click.option(
     "--churn",
     "churn_rate",
     type=Finite(0, 1),

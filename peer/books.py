@@ -24,10 +24,13 @@ class Books:
     what an earlier process offered, this one does not remember, and it must take it for all that waited then.
     """
 
-    def __init__(self, me: PeerID, bytes_max: int, said: Sequence[Contribution] = ()) -> None:
+    def __init__(
+        self, me: PeerID, bytes_max: int, said: Sequence[Contribution] = (), *, by_parts: bool = False
+    ) -> None:
         """`said`: what the snapshot that the residual comes from remembers. `bytes_max` bounds what is remembered; what
-        is forgotten is dropped, not said twice.
+        is forgotten is dropped, not said twice. `by_parts`: owners reduce, and contributions are not a peer's own work.
         """
+        self._by_parts = by_parts
         self._me = me
         self._bytes_max = bytes_max
         self._said = {contribution.digest: contribution for contribution in said}
@@ -35,6 +38,7 @@ class Books:
         self._again: set[Hash] = set()
         self.offered_on: Hash | None = None
         """The record after which something is offered, and neither committed nor void."""
+        self._shared_tokens = 0
         self.pending_tokens = 0
         """Trained here and not committed in the chain that this peer stands on."""
 
@@ -44,6 +48,25 @@ class Books:
     def offered(self, contribution: Contribution) -> None:
         self.offered_on = contribution.prev
         self._remember(contribution)
+
+    def shared(self, head: Record, tokens: int) -> None:
+        """Parts of what waits went to their owners, for the round after `head`."""
+        self.offered_on, self._shared_tokens = head.hash, tokens
+
+    def reduced(
+        self, record: Record, shared: tuple[frozenset[int], frozenset[int]] | None, parts: int
+    ) -> tuple[frozenset[int], frozenset[int]] | None:
+        """As `committed`, where owners reduce: the parts of this peer that are in it, and those of which that is not
+        known; None if nothing was in the air.
+        """
+        self._again.discard(record.hash)
+        if self.offered_on is None:
+            return None
+        is_it = self.offered_on == record.prev and shared is not None
+        self.offered_on = None
+        heard, unknown = shared if is_it and shared is not None else (frozenset(), frozenset(range(parts)))
+        self._spend(self._shared_tokens * (len(heard) + len(unknown)) // parts)
+        return heard, unknown
 
     def committed(self, record: Record) -> Own:
         """The next record of the chain: what it means for what waits here."""
@@ -70,6 +93,8 @@ class Books:
     def left(self, rounds: Sequence[Left]) -> None:
         """The chain was left: what was said in `rounds` waits again."""
         self.offered_on = None
+        if self._by_parts:
+            return
         for mine in (r.mine for r in rounds if r.mine is not None):
             self.pending_tokens += mine.weight
             self._remember(mine)
@@ -79,7 +104,7 @@ class Books:
         that waits, and what is left, may be in it.
         """
         self.left(moved.left)
-        joined = [record for record in moved.joined if record.hash not in self._again]
+        joined = [r for r in moved.joined if r.hash not in self._again and not self._by_parts]
         self._again = (self._again - {record.hash for record in moved.joined}) | moved.again
         mine = [m for record in joined for m in record.members if m.peer == self._me]
         for member in mine:

@@ -21,10 +21,11 @@ from network.seam import PeerID
 from optimizers.presets import Method
 from optimizers.seam import Tensors
 from peer.data import Corpus, load_corpus, sampler
-from peer.fragments import fragments_of
+from peer.fragments import fragments_of, partition
 from peer.gossip_learner import PACKING_BYTES_MAX, GossipLearner, gossip_rules_of
 from peer.learner import TorchLearner
 from peer.method import initial_state, rules_of
+from peer.owners_learner import OwnersLearner
 from peer.spec import RunSpec
 from peer.trainer import Trainer
 
@@ -43,7 +44,7 @@ _PARAMETER_BYTES = 4
 class Built:
     """A run as one peer trains it."""
 
-    learner: TorchLearner | GossipLearner
+    learner: TorchLearner | GossipLearner | OwnersLearner
     parameters: int
     engine: EngineConfig
     gossip: GossipConfig
@@ -81,17 +82,22 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     trainer = Trainer(model, loss_fn, sample, method, chosen_device(device))
     state_bytes = _PARAMETER_BYTES * sum(t.numel() for t in [*state.anchor.values(), *state.outer.values()])
     engine = EngineConfig(
-        payload_bytes_max=payload_bytes_max(state.anchor, method),
+        payload_bytes_max=payload_bytes_max(state.anchor, method, spec.group.parts),
         weight_max=method.inner_steps * method.batch * context * MISSED_ROUNDS_MAX,
         snapshot_bytes=state_bytes,
         start_peers=spec.group.start_peers,
         min_peers=spec.group.min_peers,
         max_peers=spec.group.max_peers,
+        parts=spec.group.parts,
+        recovery_share=spec.group.recovery_share,
+        voters_max=spec.group.voters_max,
     )
     parameters = sum(t.numel() for t in state.anchor.values())
     snapshots = SnapshotConfig(bytes_max=2 * state_bytes + (1 << 20))
-    learner: TorchLearner | GossipLearner
-    if method.mode == "gossip":
+    learner: TorchLearner | GossipLearner | OwnersLearner
+    if spec.group.parts:
+        learner = OwnersLearner(me, state, rules, trainer, held_out, spec.group.parts)
+    elif method.mode == "gossip":
         learner = GossipLearner(me, state, gossip_rules_of(method, parse_chain), trainer, held_out)
     else:
         learner = TorchLearner(me, state, rules, trainer, held_out)
@@ -99,8 +105,12 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     return Built(learner, parameters, engine, gossip, snapshots, method)
 
 
-def payload_bytes_max(anchor: Tensors, method: Method) -> int:
+def payload_bytes_max(anchor: Tensors, method: Method, owned_parts: int = 0) -> int:
     """Of one contribution to a round, which concerns one fragment; raises `ValueError` where that cannot be."""
+    if owned_parts:
+        names = partition({name: value.numel() for name, value in anchor.items()}, owned_parts)
+        sizes = [parse_chain(method.chain).size_max([TensorSpec.of(anchor[n]) for n in part]) for part in names]
+        return sum(sizes) + PACKING_BYTES_MAX * owned_parts
     chain, parts = parse_chain(method.chain), fragments_of(anchor, method)
     specs = [[TensorSpec.of(anchor[name]) for name in names] for names in parts.names]
     return max(len(parts.labelled(0, b"")) + chain.size_max(part) for part in specs)

@@ -118,7 +118,6 @@ class GossipLearner(Learner):
         self._held_out = held_out
         self._wanted: dict[str, Tensor] | None = None
         self._delta: dict[str, Tensor] | None = None
-        self._round_index = 0
 
     def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         assert steps is None, "between two meetings all steps are done at once"
@@ -126,14 +125,14 @@ class GossipLearner(Learner):
             result = self._trainer.run_inner_steps(self.state.anchor, round_index, should_stop)
         except Diverged:
             return Trained(0, float("nan"))
-        self._delta, self._round_index = result.delta, round_index
+        self._delta = result.delta
         return Trained(result.tokens, result.loss)
 
     def pack(self, round_index: int) -> bytes:
         assert self._delta is not None
         self._wanted = method.wanted(self.state, self._delta, self._rules.delta.method)
         self._delta = None
-        return make_gossip_payload(self._wanted, self.state, self._rules, self._round_index)
+        return make_gossip_payload(self._wanted, self.state, self._rules, round_index)
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         members = [method.Contribution(c.owner, c.weight, c.payload) for c in contributions]

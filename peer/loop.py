@@ -14,14 +14,17 @@ from averaging.chain import Left as LeftRound
 from averaging.contribution import Contribution
 from averaging.node import Node
 from averaging.outbox import Commit, Fork
+from averaging.owners import parse_parts
 from averaging.record import FINGERPRINT_BYTES, RECOVERY, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID
 from peer.books import Books
 from peer.learner import Learner, Own
+from peer.owners_learner import OwnersLearner
 from peer.readings import healed, payloads_of, round_done
 from peer.reports import Left, Note, Recovered, Report, Trained, Validated
 from peer.shelf import Shelf
+from peer.waiting import wait_news
 from peer.worker import Worker
 
 SAID_FILE = "said"
@@ -87,7 +90,9 @@ class PeerLoop:
         self._applied: Record = node.head
         self._leaving = False
         self._leave_asked = anyio.Event()
-        self._books = Books(network.peer_id, node.engine.config.remembered_bytes_max, said)
+        self._books = Books(
+            network.peer_id, node.engine.config.remembered_bytes_max, said, by_parts=node.engine.config.parts > 0
+        )
         self._unsent = False
         """Inner steps are done and not packed yet."""
         self._outdated = False
@@ -186,11 +191,27 @@ class PeerLoop:
         return payload
 
     async def _offer(self, payload: bytes, willing: bool) -> bool:
-        offered = await self._node.offer(payload, max(1, self._books.pending_tokens), willing)
+        tokens = max(1, self._books.pending_tokens)
+        if isinstance(self._learner, OwnersLearner):
+            if not self._node.share(payload, tokens, willing):
+                return False
+            self._books.shared(self._node.head, tokens)
+            return True
+        offered = await self._node.offer(payload, tokens, willing)
         if offered is None:
             return False
         self._books.offered(offered)
         return True
+
+    async def _reduce(self, learner: OwnersLearner) -> None:
+        """As an owner of parts: merges what others shared, and offers that to the round."""
+        for reduction in self._node.take_reductions():
+            if reduction.shares and reduction.head.hash == self._applied.hash == self._node.head.hash:
+                payload = await self._worker.run(learner.reduce, reduction)
+                # Each part carries its own share of the tokens, so that all parts together count each token once.
+                tokens = sum(share.weight for share in reduction.shares) * len(parse_parts(payload))
+                if reduction.head.hash == self._node.head.hash:
+                    await self._node.offer(payload, max(1, tokens // len(learner.parts)), willing=True)
 
     async def _follow(self) -> None:
         """Applies all that is committed, takes a snapshot where that was asked for."""
@@ -200,6 +221,8 @@ class PeerLoop:
         if self._node.take_wants_snapshot():
             await self._jump()
             await self._apply_commits()
+        if isinstance(self._learner, OwnersLearner):
+            await self._reduce(self._learner)
 
     async def _apply_commits(self) -> None:
         for event in self._node.take_commits():
@@ -213,10 +236,16 @@ class PeerLoop:
     async def _apply(self, commit: Commit) -> None:
         record = commit.record
         assert record.prev == self._applied.hash
-        own = self._books.committed(record)
-        await self._worker.run(self._learner.apply, record.round, commit.contributions, own)
+        if isinstance(self._learner, OwnersLearner):
+            shared = self._books.reduced(record, commit.shared, len(self._learner.parts))
+            await self._worker.run(self._learner.apply_shared, record.round, commit.contributions, shared)
+            is_mine = shared is not None and bool(shared[0])
+        else:
+            own = self._books.committed(record)
+            await self._worker.run(self._learner.apply, record.round, commit.contributions, own)
+            is_mine = own in (Own.SAID, Own.FORGOTTEN)
         self._applied = record
-        if own in (Own.SAID, Own.FORGOTTEN):
+        if is_mine:
             self._outdated = True
             self._committed_mine += 1
         base = await self._anchor()
@@ -238,22 +267,7 @@ class PeerLoop:
         return base
 
     async def _wait_news(self) -> None:
-        """Waits for commits or a reason to act; explains a wait that is long."""
-        async with anyio.create_task_group() as tasks:
-
-            async def explain() -> None:
-                while True:
-                    await anyio.sleep(self._config.waiting_note_seconds)
-                    self._report(Note(self._node.engine.situation(anyio.current_time())))
-
-            async def leave() -> None:
-                await self._leave_asked.wait()
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(explain)
-            tasks.start_soon(leave)
-            await self._node.wait_news()
-            tasks.cancel_scope.cancel()
+        await wait_news(self._node, self._leave_asked, self._config.waiting_note_seconds, self._report)
 
     # Following others.
 

@@ -104,7 +104,7 @@ async def run_member(
 
     def meet(peer: PeerID, other: MemberFact) -> None:
         parts.network.introduce(peer, other.addresses)
-        node.links.know(peer)
+        node.meet(peer)
 
     async with (
         anyio.create_task_group() as tasks,

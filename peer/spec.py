@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from averaging.owners import PARTS_MAX
 from averaging.record import MEMBERS_MAX
 from dht.facts import NAME_CHARACTERS_MAX, SpecFact, run_id_of
 from models.registry import model_config
@@ -71,18 +72,30 @@ class MethodPart(_Strict):
     """All settings, also those left as in the preset: a later release may change a preset, but not this run."""
 
 
+SHARERS_MAX = 4096
+"""Peers of a round at most, where owners reduce."""
+
+
 class GroupPart(_Strict):
-    start_peers: int = Field(default=1, ge=1, le=MEMBERS_MAX)
+    start_peers: int = Field(default=1, ge=1, le=SHARERS_MAX)
     """The first round waits for so many."""
-    min_peers: int = Field(default=1, ge=1, le=MEMBERS_MAX)
+    min_peers: int = Field(default=1, ge=1, le=SHARERS_MAX)
     """No round commits with fewer contributions."""
-    max_peers: int = Field(default=64, ge=1, le=MEMBERS_MAX)
+    max_peers: int = Field(default=64, ge=1, le=SHARERS_MAX)
     """No round takes more."""
+    parts: int = Field(default=0, ge=0, le=PARTS_MAX)
+    """For large groups: contributions are cut into so many parts, each merged by its owner. 0: all get all of all."""
+    recovery_share: float = Field(default=0.0, ge=0, le=1)
+    """When no quorum comes: the least share of the last round's peers that may go on without it. 0: even one."""
+    voters_max: int = Field(default=8, ge=1, le=MEMBERS_MAX)
+    """With parts: so many peers vote and own them."""
 
     @model_validator(mode="after")
     def _ordered(self) -> GroupPart:
         if self.min_peers > self.max_peers:
             raise ValueError(f"min_peers = {self.min_peers} is more than max_peers = {self.max_peers}")
+        if self.max_peers > MEMBERS_MAX and not self.parts:
+            raise ValueError(f"max_peers = {self.max_peers}: more than {MEMBERS_MAX} need owners who reduce: set parts")
         if self.start_peers > self.max_peers:
             raise ValueError(f"start_peers = {self.start_peers} is more than max_peers = {self.max_peers}")
         return self
@@ -252,6 +265,11 @@ def _check_method(method: MethodPart) -> None:
 
 def _check_group(spec: RunSpec) -> None:
     method = spec.training_method
+    if spec.group.parts and (method.mode == "gossip" or method.fragments > 1):
+        raise InvalidSpec(
+            f"group.parts: {spec.group.parts}; owners reduce whole models in consensus: set parts = 0, or"
+            " method.mode = 'consensus' and method.fragments = 1"
+        )
     if method.mode == "gossip" and spec.group.min_peers > method.gossip.group:
         raise InvalidSpec(
             f"group.min_peers: {spec.group.min_peers} never meet where method.gossip.group = {method.gossip.group}"

@@ -36,7 +36,9 @@ class Unbounded(AssertionError):
 class Checks:
     """Looks at every report of every peer. Records form a tree: everything is keyed by them, not by the round."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_owners: bool = False) -> None:
+        """`by_owners`: who contributes speaks for all who shared with it, so that tokens are counted in total only."""
+        self._by_owners = by_owners
         self.records: dict[Hash, Record] = {}
         self.newest = 0
         self.tip: Record | None = None
@@ -101,11 +103,13 @@ class Checks:
         merged = dict(self._merged.get(record.prev, {}))
         for member in record.members:
             merged[member.peer] = merged.get(member.peer, 0) + member.weight
-            if merged[member.peer] > self.processed[member.peer]:
+            if not self._by_owners and merged[member.peer] > self.processed[member.peer]:
                 raise Disagreement(
                     f"round {record.round} brings the tokens merged of {member.peer} to {merged[member.peer]}; "
                     f"it processed {self.processed[member.peer]}"
                 )
+        if sum(merged.values()) > sum(self.processed.values()):
+            raise Disagreement(f"round {record.round}: more tokens are merged than anybody processed")
         self._merged[record.hash] = merged
         if self.tip is None or record.round > self.newest:
             self.newest, self.tip = record.round, record

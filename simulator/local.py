@@ -18,6 +18,7 @@ from anyio.abc import Process, TaskGroup
 from optimizers.presets import method_from_settings
 from peer.build import dense_bytes
 from peer.errors import TrainingFailed
+from simulator.group import group_of
 from simulator.options import SimulateOptions, Summary, Tokens
 from simulator.processes import environment, peer_command, run_process
 from simulator.progress import Progress
@@ -300,4 +301,6 @@ preset = "{options.preset}"
 {settings}
 [group]
 start_peers = {options.peers}
+max_peers = {group_of(options).max_peers}
+parts = {options.parts}
 """

@@ -36,6 +36,8 @@ class SimulateOptions:
     """One-way delay of every link. Only in a virtual swarm, like the next two."""
     bandwidth_mbit: float | None = None
     """Upload and download of every peer; None is unlimited."""
+    parts: int = 0
+    """For large swarms: so many parts, each merged by its owner; 0: everybody gets everybody's packets."""
     churn_rate: float = 0.0
     """The share of the peers that leave and come back during a round, on average, in 0..1."""
     timeout_seconds: float = 600.0
@@ -44,6 +46,7 @@ class SimulateOptions:
 
     def __post_init__(self) -> None:
         _check_within("peers", self.peers, 1, PEERS_MAX)
+        _check_within("parts", self.parts, 0, 256)
         _check_within("rounds", self.rounds, 1, 1_000_000)
         _check_within("timeout_seconds", self.timeout_seconds, 1, 1_000_000)
         _check_within("latency_ms", self.latency_ms, 0, 60_000)
@@ -101,7 +104,9 @@ class Summary:
     seconds: float
     restarts: int
     mode: str = "consensus"
-    """In a `gossip` run the losses are means over the replicas, and the rounds those that every peer has behind it."""
+    """In a `gossip` run the losses are means over the replicas, the rounds those that every peer has behind it, and the
+    tokens merged those of each peer in its own replica: what others learnt from a peer that was killed counts as lost.
+    """
     replicas_apart: float | None = None
     """In a gossip run: the largest distance between two replicas, as a share of the norm of their mean."""
     loss_of_mean: float | None = None

@@ -35,6 +35,8 @@ class SwarmConfig:
     train_seconds: float = 0.5
     speed_spread: float = 0.3
     """Peers differ in speed by up to this fraction."""
+    parts: int = 0
+    """Above 0 owners reduce, each of them its parts of so many."""
     start_peers: int | None = None
     """Offers that the first round waits for; None for all that are there from the beginning."""
     snapshot_bytes: int = 4000

@@ -76,7 +76,7 @@ class Swarm:
         self.config = config
         self.rng = random.Random(config.seed)
         self.ledger = Ledger()
-        self.checker = Checks()
+        self.checker = Checks(by_owners=config.parts > 0)
         self.bounds = Bounds(config.peers)
         self.phases = Phases(self._round_of)
         rng = random.Random(self.rng.getrandbits(32))
@@ -241,6 +241,8 @@ class Swarm:
                 weight_max=1 << 40,
                 snapshot_bytes=config.snapshot_bytes,
                 start_peers=config.peers - len(self._late) if config.start_peers is None else config.start_peers,
+                max_peers=max(64, config.peers),
+                parts=config.parts,
             ),
             loop=LoopConfig(
                 rounds_goal=config.rounds if config.live_seconds is None else None,

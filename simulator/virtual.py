@@ -19,9 +19,10 @@ from peer.errors import TrainingFailed
 from peer.learner import Learner
 from peer.method import initial_state, rules_of
 from peer.reports import Report, RoundDone, Trained, Validated
-from peer.spec import GroupPart, make_spec
+from peer.spec import make_spec
 from simulator.checkers import NoProgress
 from simulator.gossip_virtual import run_virtual_gossip
+from simulator.group import group_of
 from simulator.options import SimulateOptions, Summary, tokens_by_peer
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.progress import Progress
@@ -47,7 +48,7 @@ def run_virtual_swarm(
         settings=options.settings,
         seed=options.seed,
         rounds=options.rounds,
-        group=GroupPart(start_peers=options.peers),
+        group=group_of(options),
     )
     corpus = load_corpus(options.data)
     method = spec.training_method
@@ -66,6 +67,7 @@ def run_virtual_swarm(
     watch = _Watch(options, dense_bytes(parameters, method.round_steps, options.peers), on_progress, begun)
     config = SwarmConfig(
         peers=options.peers,
+        parts=options.parts,
         rounds=options.rounds,
         seed=options.seed,
         link=Link(options.latency_ms / 1000, options.latency_ms / 4000),

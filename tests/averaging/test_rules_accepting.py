@@ -10,6 +10,7 @@ import pytest
 from averaging import journal
 from averaging.instance import PROPOSALS_MAX, Instance, Proposal, Vote
 from averaging.messages import Accepted, Get, Log, Nack, Prepare, Promise
+from averaging.outbox import Commit
 from averaging.record import NO_BALLOT, Ballot, Member, sha256
 from tests.averaging.one_peer import (
     HEAD,
@@ -154,8 +155,7 @@ def test_r6_a_decided_record_is_not_committed_before_its_contributions_are_here(
     assert peer.engine.head == HEAD
     actions = peer.hold(OFFERS[2:])
     assert peer.engine.head == RECORD
-    assert [c.record for c in actions.commits] == [RECORD]
-    assert list(actions.commits[0].contributions) == sorted(OFFERS, key=lambda c: c.owner)
+    assert actions.commits == [Commit(RECORD, tuple(sorted(OFFERS, key=lambda c: c.owner)))]
 
 
 def test_r6_who_speaks_of_a_decided_round_is_told_what_was_decided() -> None:

@@ -321,6 +321,9 @@ class Engine:
     def _recovery_due(self, now: float) -> float | None:
         if self.instance.base is None or self.catch_up.behind_since is not None:
             return None
+        look_at = self.recovery.look_at(self._voting.clock)
+        if look_at is None or look_at > now:
+            return look_at
         return self.recovery.due_at(self.head, self._voting.clock, self.rounds.timing, now)
 
     @property

@@ -22,6 +22,8 @@ from network.seam import PeerID
 RECENT_ROUNDS = 4
 """Who contributed to none of so many rounds is no longer waited for."""
 PARKED_MAX = 64
+SETTLED_MAX = 4096
+"""Of what was decided on chains that were left, so many votes are kept, the newest."""
 
 
 @final
@@ -85,7 +87,8 @@ class Rounds:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
         self._park()
         chain = self.chain
-        self._votes |= settled_votes(chain.records[number + 1 :], chain.certificates[number + 1 :], self._votes)
+        first = max(number + 1, len(chain.records) - SETTLED_MAX)
+        self._votes |= settled_votes(chain.records[first:], chain.certificates[first:], self._votes)
         left = chain.back_to(number)
         self.voting = self._begin(now, {})
         return left

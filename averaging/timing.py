@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 from typing import final
 
@@ -49,15 +50,26 @@ class Pace:
 
     @property
     def mean(self) -> float:
-        return median(self.times) if self.times else 0.0
+        return _middle(self.times)
 
     @property
     def high(self) -> float:
         """What a further time will rarely exceed: six median deviations more, and half as much again at least."""
-        if not self.times:
-            return 0.0
-        middle = median(self.times)
-        return middle + max(6 * median([abs(t - middle) for t in self.times]), middle / 2)
+        return _high(self.times)
+
+
+# Every message asks for the same few again.
+@lru_cache(maxsize=8192)
+def _middle(times: tuple[float, ...]) -> float:
+    return median(times) if times else 0.0
+
+
+@lru_cache(maxsize=8192)
+def _high(times: tuple[float, ...]) -> float:
+    if not times:
+        return 0.0
+    middle = median(times)
+    return middle + max(6 * median([abs(t - middle) for t in times]), middle / 2)
 
 
 @final

@@ -155,8 +155,8 @@ class Chain:
         return LogEntry(record, certificate, sum(len(c.encoded) for c in held) if held else 0)
 
     def forget_before(self, number: int) -> None:
-        """Drops the contributions of rounds before `number`; a snapshot at `number - 1` or later stands in for them. The
-        head's stay: until a later record certifies a snapshot of it, who lacks that round can only replay it.
+        """Drops the contributions of rounds before `number`; a snapshot at `number - 1` or later stands in for them.
+        The head's stay: until a later record certifies a snapshot of it, who lacks that round can only replay it.
         """
         until = min(number, self.head.round)
         for record in self.records[self._oldest_held : until]:

@@ -51,9 +51,12 @@ class Recovery:
 
     def due_at(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> float | None:
         """When this peer is to mint a recovery after `head`; None if it may not, or the round is not stalled."""
+        if clock.started is None:
+            return None
+        since = max(clock.started, self._awake_since)
         survivors = self.survivors(head, now)
         share = min(1.0, len(survivors) / len(head.peers))
-        if clock.started is None or self._me not in survivors or share < self._share_min:
+        if self._me not in survivors or share < self._share_min:
             return None
         if head.round - self._caution_round > CAUTION_ROUNDS:
             self._caution = 0
@@ -67,7 +70,13 @@ class Recovery:
         turn = max(8 * self._config.delay_seconds_min, 4 * timing.decide.high)
         # Whoever has just come back is heard out first: it may know what was decided.
         heard_out = [link.up + self._config.silence_seconds for link in self._outbox.links.values()]
-        return max([max(clock.started, self._awake_since) + wait + rank * turn, *heard_out])
+        return max([since + wait + rank * turn, *heard_out])
+
+    def look_at(self, clock: RoundClock) -> float | None:
+        """`due_at` is not before this, and much dearer: it looks at everybody."""
+        if clock.started is None:
+            return None
+        return max(clock.started, self._awake_since) + 2 * self._config.silence_seconds
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""

@@ -94,10 +94,10 @@ class Record:
     def member(self, peer: PeerID) -> Member | None:
         return next((m for m in self.members if m.peer == peer), None)
 
-    @property
-    def peers(self) -> set[PeerID]:
+    @cached_property
+    def peers(self) -> frozenset[PeerID]:
         """Everyone whom it names."""
-        return {*(m.peer for m in self.members), *self.voters}
+        return frozenset((*(m.peer for m in self.members), *self.voters))
 
     def is_better(self, other: Record) -> bool:
         """Whether the chain that ends here goes before the one that ends at `other` (R9): a total order."""

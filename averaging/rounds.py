@@ -22,6 +22,8 @@ from network.seam import PeerID
 RECENT_ROUNDS = 4
 """Who contributed to none of so many rounds is no longer waited for."""
 PARKED_MAX = 64
+SETTLED_MAX = 4096
+"""Of what was decided on chains that were left, so many votes are kept, the newest."""
 
 
 @final
@@ -75,7 +77,9 @@ class Rounds:
         if record.kind != NORMAL:
             self._park()
         elif clock.started is not None:
-            decide = None if clock.proposed is None else now - clock.proposed
+            # From a log it says how late this peer is, not how long votes take.
+            proposed = None if instance.decided() is None else clock.proposed
+            decide = None if proposed is None else now - proposed
             self.timing = self.timing.committed(now - clock.began, decide)
         self.voting = self._begin(now, {**clock.freed, **dict.fromkeys(instance.offers, now)})
 
@@ -83,7 +87,8 @@ class Rounds:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
         self._park()
         chain = self.chain
-        self._votes |= settled_votes(chain.records[number + 1 :], chain.certificates[number + 1 :], self._votes)
+        first = max(number + 1, len(chain.records) - SETTLED_MAX)
+        self._votes |= settled_votes(chain.records[first:], chain.certificates[first:], self._votes)
         left = chain.back_to(number)
         self.voting = self._begin(now, {})
         return left

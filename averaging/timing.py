@@ -5,8 +5,9 @@ All times are local monotonic seconds; safety never depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 from typing import final
 
@@ -54,26 +55,32 @@ class Pace:
 
     @property
     def mean(self) -> float:
-        return median(self.times[-PACE_TIMES:]) if self.times else 0.0
+        return _middle(self.times[-PACE_TIMES:])
 
     @property
     def late(self) -> float:
         """Who takes longer is late: four median deviations more (2.7 standard deviations), and a fifth at least; half
         as much again while few times are known.
         """
-        middle, least = self.mean, 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
-        return middle + max(4 * _deviation(self.times, middle), least * middle)
+        least = 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
+        return self.mean + max(4 * _deviation(self.times, self.mean), least * self.mean)
 
     @property
     def high(self) -> float:
         """What a further time will rarely exceed, for what costs much if it is done in vain: six median deviations of
         the last times more, and half as much again at least.
         """
-        middle = self.mean
-        return middle + max(6 * _deviation(self.times[-PACE_TIMES:], middle), middle / 2)
+        return self.mean + max(6 * _deviation(self.times[-PACE_TIMES:], self.mean), self.mean / 2)
 
 
-def _deviation(times: Sequence[float], middle: float) -> float:
+# Every message asks for the same few again.
+@lru_cache(maxsize=8192)
+def _middle(times: tuple[float, ...]) -> float:
+    return median(times) if times else 0.0
+
+
+@lru_cache(maxsize=8192)
+def _deviation(times: tuple[float, ...], middle: float) -> float:
     return median([abs(t - middle) for t in times]) if times else 0.0
 
 

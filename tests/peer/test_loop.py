@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -13,10 +14,12 @@ from averaging import journal
 from averaging.node import HEAD_FILE, commits_of
 from averaging.record import Hash, genesis
 from network.seam import PeerID
+from network.simulated import Link
 from peer.reports import Left, Note, Report, RoundDone, Trained, Validated
-from simulator.faults import Crash
+from simulator.faults import Crash, SlowCompute
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.swarm import Swarm, run_swarm
+from simulator.vector import METHOD, VectorBooks
 from simulator.virtual_time import run_virtual
 
 Seen = list[tuple[float, PeerID, Report]]
@@ -77,6 +80,46 @@ def test_inner_steps_are_reported_before_they_are_merged() -> None:
             processed[peer, life] = report.tokens_processed
         elif isinstance(report, RoundDone):
             assert report.tokens <= sum(processed.values())
+
+
+def pace(seen: Seen, rounds: int) -> float:
+    """Seconds a round, after the first ten."""
+    times: dict[int, float] = {}
+    for time, _, report in seen:
+        if isinstance(report, RoundDone):
+            times.setdefault(report.round, time)
+    return (times[rounds] - times[10]) / (rounds - 10)
+
+
+def test_a_peer_ten_times_slower_contributes_now_and_then_and_holds_nobody_up() -> None:
+    rounds = 150
+    usual = SwarmConfig(peers=3, rounds=rounds, seed=6, speed_spread=0.0)
+    snail = SlowCompute(0.0, 3, 10.0, 10_000.0)
+    _, without = run(usual)
+    outcome, seen = run(replace(usual, peers=4, faults=(snail,), faults_end=10_000.0))
+    assert pace(seen, rounds) < 1.1 * pace(without, rounds)
+    members = {report.round: report.members for _, _, report in seen if isinstance(report, RoundDone)}
+    slowest = min(outcome.tokens_of, key=lambda peer: outcome.tokens_of[peer])
+    taken = [number for number, peers in sorted(members.items()) if slowest in peers]
+    assert len(taken) >= rounds / 15
+    assert max(b - a for a, b in itertools.pairwise(taken)) <= 25
+    assert all(len(set(peers) - {PeerID(slowest)}) == 3 for peers in members.values())
+
+
+@pytest.mark.parametrize(("overlap", "seconds"), [(0, 0.95), (1, 0.56)])
+def test_a_round_that_is_hidden_takes_as_long_as_its_training(overlap: int, seconds: float) -> None:
+    """Half a second of training, links of 100 ms: with overlap only the slower peers are waited for."""
+    books = VectorBooks(replace(METHOD, overlap=overlap))
+    seen: Seen = []
+    config = SwarmConfig(peers=3, rounds=60, seed=7, link=Link(0.1, 0.02), speed_spread=0.0)
+    run_virtual(
+        lambda: run_swarm(
+            config, books.learner, on_report=lambda peer, report: seen.append((anyio.current_time(), peer, report))
+        )
+    )
+    assert pace(seen, 60) < seconds
+    if not overlap:
+        assert pace(seen, 60) > 0.7
 
 
 def test_a_long_wait_is_explained() -> None:

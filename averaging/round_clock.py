@@ -43,6 +43,8 @@ class RoundClock:
     """When each peer was last free to train anew: an offer of its was committed or became void."""
     attempts: int = 0
     """How often this peer tried to take over."""
+    is_patient: bool = False
+    """Each who is missing speaks for many: all that live are waited for, and not called late so soon."""
 
     def start_if_enough(self, now: float, instance: Offers, needed: int, alive: Alive) -> None:
         """Starts the grace when half of those expected, and as many as the run demands, have offered."""
@@ -67,15 +69,17 @@ class RoundClock:
         when somebody has just failed.
         """
         assert self.started is not None
-        peers = waited_for(timing, offered, missing)
+        peers = missing if self.is_patient else waited_for(timing, offered, missing)
         if not peers:
             return 0.0
         length = max(self.started - self.began, config.delay_seconds_min)
         grace = max(config.delay_seconds_min, timing.decide.mean)
         for peer in peers:
             cycle, freed = timing.cycles.get(peer), self.freed.get(peer)
-            due = length / 2 if cycle is None or freed is None else freed + cycle.late - self.started
-            grace = max(grace, due)
+            if cycle is None or freed is None:
+                grace = max(grace, length / 2)
+            else:
+                grace = max(grace, freed + (cycle.high if self.is_patient else cycle.late) - self.started)
         return min(grace, max(2 * length, config.delay_seconds_min), config.delay_seconds_max)
 
     def take_over_at(

@@ -138,7 +138,13 @@ class Rounds:
             instance.may_recruit = self.owners is not None
         voting = Voting(
             instance,
-            RoundClock(now, contributors, freed=freed, ballot_seen=now if instance.vote != Vote() else None),
+            RoundClock(
+                now,
+                contributors,
+                freed=freed,
+                ballot_seen=now if instance.vote != Vote() else None,
+                is_patient=self.owners is not None,
+            ),
             signer=self._signer,
             outbox=self._outbox,
             fetch=self._fetch,

@@ -149,8 +149,8 @@ def contributed(
 def described(point: Point) -> str:
     settings = " ".join(f"{name}={value}" for name, value in point.settings.items()) or "as in the preset"
     return (
-        f"loss {point.loss:.4f}  {point.payload_bytes:,.0f} B a packet, "
-        f"{point.times_below_dense:,.0f} times below dense  {point.seconds:.0f} s  {point.preset}, seed {point.seed}: {settings}"
+        f"loss {point.loss:.4f}  {point.payload_bytes:,.0f} B a packet, {point.times_below_dense:,.0f} x below dense  "
+        f"{point.seconds:.0f} s  {point.preset}, seed {point.seed}: {settings}"
     )
 
 

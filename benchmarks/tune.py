@@ -139,7 +139,7 @@ def contributed(
     contributions = {}
     for peer, learner in learners.items():
         if learner.steps_left:
-            learner.train(number - 1, lambda: False, learner.steps_left)
+            learner.train(number - 1, lambda: False, learner.steps_left if learner.overlap else None)
         contributions[peer] = Contribution(bytes(32), peer, 1, b"", True, learner.pack(number - 1))
         if learner.overlap:
             learner.train(number, lambda: False, learner.overlap)

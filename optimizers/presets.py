@@ -36,7 +36,8 @@ class Method:
     `fragments`: a round concerns one of so many parts of the model, in turn, and comes after H / fragments inner steps;
     `fragment_by` says how the parts are chosen (`size`: equal sizes; `layers`: every n-th layer).
     `overlap`: inner steps of the next round that are done while a round is in the air. They begin at the weights that
-    the peer had when it made its contribution, and what they do is kept when the round is committed.
+    the peer had when it made its contribution (without inner optimiser: where its contribution alone would lead), and
+    what they do is kept when the round is committed.
     `blend`: where local weights go then: that far from the anchor towards what they were (Streaming DiLoCo's alpha); at
     0 all that is left of them is what was done since the contribution.
     """

@@ -14,6 +14,7 @@ from typing import final
 from torch import Tensor
 
 from averaging.contribution import Contribution
+from averaging.outbox import Reduction
 from network.seam import PeerID
 from optimizers.seam import Tensors
 from peer import checkpoint, method
@@ -109,6 +110,26 @@ class Learner(ABC):
         """What `load` would return, without loading; raises `ValueError`."""
 
 
+Shared = tuple[frozenset[int], frozenset[int]]
+"""The parts of this peer that a round merged, and those of which it does not know."""
+
+
+class SharingLearner(Learner):
+    """Where owners reduce: it packs all parts of the model, and merges for others those that its peer owns."""
+
+    @property
+    @abstractmethod
+    def num_parts(self) -> int: ...
+
+    @abstractmethod
+    def reduce(self, reduction: Reduction) -> bytes:
+        """What an owner makes of these shares: its payload for the round."""
+
+    @abstractmethod
+    def apply_shared(self, number: int, contributions: Sequence[Contribution], shared: Shared | None) -> None:
+        """Commits round `number`. `shared` is None where nothing of this peer was in the air."""
+
+
 @final
 class TorchLearner(Learner):
     """A model trained by `Trainer`, merged and stepped by `peer.method`."""
@@ -128,6 +149,8 @@ class TorchLearner(Learner):
         self._progress = Progress(trainer)
         self._wanted: dict[str, Tensor] | None = None
         """What the newest payload is to say, of the parameters that it speaks of; None once a round has settled it."""
+        self._in_flight: tuple[int, bytes] | None = None
+        """Round index and content of the newest payload; for looking ahead."""
         self.round_steps = rules.method.round_steps
         self.overlap = rules.method.overlap
         self.fragments = len(self._parts)
@@ -150,19 +173,30 @@ class TorchLearner(Learner):
 
     def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         try:
-            tokens, loss = self._progress.train(self.state.anchor, round_index, should_stop, steps)
+            tokens, loss = self._progress.train(self._ahead(), round_index, should_stop, steps)
         except Diverged:
             return Trained(0, float("nan"))
         return Trained(tokens, loss)
+
+    def _ahead(self) -> dict[str, Tensor]:
+        """The anchor; but gradients without inner optimiser, while a round is in the air, are taken where the anchor
+        would be if all said what this peer says: so they are not a whole round old (Psyche's look-ahead).
+        """
+        state, rules = self.state, self._rules
+        if self._in_flight is None or self._wanted is None or rules.method.inner.kind != "none":
+            return state.anchor
+        round_index, payload = self._in_flight
+        return rules.outer.update(state.anchor, self.heard(payload), state.outer, round_index=round_index)[0]
 
     def pack(self, round_index: int) -> bytes:
         self._keep_wanted()
         index = self._parts.of_round(round_index + 1)
         delta = self._progress.take(self._parts.part(index, self.state.anchor))
         self._wanted = method.wanted(self.state, delta, self._rules.method)
-        return self._parts.labelled(
-            index, method.make_payload(self._wanted, self._rules.compressor.seeded(round_index))
-        )
+        packed = method.make_payload(self._wanted, self._rules.compressor.seeded(round_index))
+        payload = self._parts.labelled(index, packed)
+        self._in_flight = (round_index, payload) if self.overlap else None
+        return payload
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
         index = self._parts.of_round(number)

@@ -109,6 +109,8 @@ class Row:
     rounds: int
     tokens: int
     """Merged."""
+    packet_bytes_sent_per_peer: float = math.nan
+    """Of the bytes sent, the contributions alone: what is left of a large model's traffic."""
     losses: tuple[float, ...] = ()
     """By seed, in order."""
     loss_over_first: float | None = None
@@ -149,6 +151,9 @@ def row_of(name: str, results: Sequence[Result], first: Sequence[Result] = ()) -
         seconds=fmean(s.seconds_to_goal or s.seconds for s in summaries),
         rounds=round(fmean(s.rounds_committed for s in summaries)),
         tokens=round(fmean(s.tokens.merged for s in summaries)),
+        packet_bytes_sent_per_peer=fmean(
+            s.packet_bytes_sent_per_peer_per_round * s.rounds_committed for s in summaries
+        ),
         losses=losses,
         loss_over_first=fmean(ratios) if ratios else None,
         curve=_curve(summaries),
@@ -163,7 +168,18 @@ def rows_of(options: CompareOptions, results: Sequence[Result]) -> list[Row]:
     return [row_of(name, found, first) for name, found in by_name.items()]
 
 
-COLUMNS = ("preset", "loss", "least..most", "vs first", "sent a peer", "below dense", "seconds", "rounds", "tokens")
+COLUMNS = (
+    "preset",
+    "loss",
+    "least..most",
+    "vs first",
+    "sent a peer",
+    "of it packets",
+    "below dense",
+    "seconds",
+    "rounds",
+    "tokens",
+)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -179,8 +195,8 @@ def table(rows: Sequence[Row]) -> str:
 def csv_text(rows: Sequence[Row]) -> str:
     """One line a method; the interval in two columns, without curves."""
     names = [
-        *("preset", "loss", "loss_least", "loss_most", "bytes_sent_per_peer", "dense_bytes_per_peer"),
-        *("seconds", "rounds", "tokens", "times_below_dense", "loss_over_first"),
+        *("preset", "loss", "loss_least", "loss_most", "bytes_sent_per_peer", "packet_bytes_sent_per_peer"),
+        *("dense_bytes_per_peer", "seconds", "rounds", "tokens", "times_below_dense", "loss_over_first"),
     ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -223,6 +239,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.loss_interval[0]:.4f}..{row.loss_interval[1]:.4f}",
         "-" if over is None else f"{over:+.2%}",
         f"{row.bytes_sent_per_peer / 1000:,.1f} kB",
+        f"{row.packet_bytes_sent_per_peer / 1000:,.1f} kB",
         "-" if times is None else f"{times:,.1f}",
         f"{row.seconds:,.1f}",
         f"{row.rounds}",

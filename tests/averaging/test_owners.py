@@ -187,6 +187,7 @@ def test_who_owns_nothing_never_merges() -> None:
 
 def test_an_owner_waits_for_those_who_shared_lately_and_are_heard() -> None:
     owners = owners_of(OWNER)
+    owners._owning_since = -RECENT_ROUNDS
     for signer in SIGNERS[3:5]:
         owners.on_share(share_of(signer))
     owners.begin(HEAD, 10.0)
@@ -198,6 +199,33 @@ def test_an_owner_waits_for_those_who_shared_lately_and_are_heard() -> None:
     assert due is not None and due > 10.0, "one of two is there"
     owners.on_share(share_of(SIGNERS[4]))
     assert owners.due_at(Timing(), 1, 10.0) == 10.0, "both are"
+
+
+def test_a_new_owner_waits_for_those_who_stand_where_it_stands() -> None:
+    """Nobody has shared with it yet: it would close on its own share, and leave out everybody else's."""
+    owners = owners_of(OWNER)
+    here, behind, elsewhere = SIGNERS[3:5], SIGNERS[5], next(s for s in VOTERS if s is not OWNER)
+    for signer in here:
+        owners._outbox.links[signer.peer_id].head = HEAD.hash
+    owners._outbox.links[elsewhere.peer_id].head = sha256(b"another")
+    assert owners._outbox.links[behind.peer_id].head is None
+    owners.on_share(share_of(OWNER))
+    assert owners.due_at(Timing(), 1, 1.0) is None, "one of three"
+    owners.on_share(share_of(here[0]))
+    due = owners.due_at(Timing(), 1, 1.0)
+    assert due is not None and due > 1.0, "two of three"
+    owners.on_share(share_of(here[1]))
+    assert owners.due_at(Timing(), 1, 1.0) == 1.0, "all three"
+    for number in range(1, RECENT_ROUNDS + 1):
+        head = replace(HEAD, round=number)
+        owners.begin(head, 2.0)
+        owners._outbox.links[here[1].peer_id].head = head.hash
+        owners.collector.base = BASE
+        owners.due_at(Timing(), 1, 2.0)
+        is_expected = here[1].peer_id in owners.collector.clock.contributors
+        assert is_expected == (number < RECENT_ROUNDS), "later only those who shared lately"
+        owners.collector.shares.clear()
+        owners._recent.clear()
 
 
 def test_who_shared_in_none_of_the_last_rounds_is_not_waited_for() -> None:

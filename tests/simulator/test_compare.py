@@ -86,6 +86,7 @@ def test_a_row_is_the_mean_over_the_seeds_with_their_range() -> None:
     row = row_of("diloco", results, first)
     assert (row.loss, row.loss_interval) == (2.5, (2.0, 3.0))
     assert (row.bytes_sent_per_peer, row.dense_bytes_per_peer) == (1000.0, 30000.0)
+    assert row.packet_bytes_sent_per_peer == 500.0
     assert (row.seconds, row.rounds, row.tokens) == (40.0, 5, 900)
     assert row.times_below_dense == 30.0
     assert row.loss_over_first == pytest.approx(((2 / 1 - 1) + (3 / 4 - 1)) / 2)
@@ -107,7 +108,7 @@ def test_what_sends_nothing_has_no_ratio() -> None:
     row = row_of("diloco-1", [Result("diloco-1", 0, summary(2.0, sent=0.0))])
     assert row.times_below_dense is None
     assert row.as_json()["times_below_dense"] is None
-    assert table([row]).splitlines()[1].split()[5:] == ["kB", "-", "40.0", "5", "900"]
+    assert table([row]).splitlines()[1].split()[7:] == ["kB", "-", "40.0", "5", "900"]
 
 
 def test_the_csv_has_one_line_a_method() -> None:

@@ -37,7 +37,7 @@ class CatchUp:
         self._signer = signer
         self._snapshot_bytes = snapshot_bytes
         self.base: Hash | None = None
-        self._source: PeerID | None = None
+        self.source: PeerID | None = None
         """Who gave the newest of what is pending."""
         self._common: Hash | None = None
         """Up to here another chain is known to be the same as this peer's own: the parting is sought from here on."""
@@ -74,7 +74,7 @@ class CatchUp:
 
     def _give_up(self, peer: PeerID, head: Record) -> None:
         """Nothing more comes of `peer`: a parted chain that is not all here must not keep out others."""
-        if peer == self._source and self.pending and not self.follows(head) and not self.leads_away(head):
+        if peer == self.source and self.pending and not self.follows(head) and not self.leads_away(head):
             self._drop()
 
     @property
@@ -149,7 +149,7 @@ class CatchUp:
             if len(self.pending) >= PENDING_MAX:
                 break
             self.pending.append(entry)
-            self._source = peer
+            self.source = peer
             self._asked.pop(peer, None)
             self._asked_at = None  # There may be more at once.
             previous = entry.record

@@ -15,7 +15,7 @@ from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
 from averaging.fetcher import Fetcher
-from averaging.following import Following, Moved
+from averaging.following import REPLAY_AHEAD, Following, Moved
 from averaging.forks import Recovery
 from averaging.instance import Instance
 from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose, Share
@@ -113,7 +113,7 @@ class Engine:
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
             self._reduce_at(now),
-            self._fetcher.next_due,
+            self._fetcher.next_due(self._retry),
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
             min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
         ]
@@ -303,8 +303,8 @@ class Engine:
         self, record: Record, certificate: Certificate, contributions: list[Contribution] | None, now: float
     ) -> None:
         self.rounds.append(record, certificate, contributions, now)
-        self._fetcher.clear()
         self.catch_up.applied(record)
+        self._fetcher.keep(self.catch_up.lacking(REPLAY_AHEAD))
         self.offering.begun(record.prev, now)
 
     # Forks.
@@ -333,7 +333,9 @@ class Engine:
 
     @property
     def _retry(self) -> float:
-        return max(8 * self.config.timing.delay_seconds_min, 4 * self.rounds.timing.decide.high)
+        """When something asked for is asked for again: as answers come, or, before there was any, as votes do."""
+        pace = self._fetcher.pace if self._fetcher.pace.is_known else self.rounds.timing.decide
+        return max(8 * self.config.timing.delay_seconds_min, 4 * pace.high)
 
     def _fetch(
         self, digests: list[Hash], record: Record, sources: list[PeerID], now: float, at_once: bool = False

@@ -14,6 +14,7 @@ from averaging.messages import LogEntry
 from averaging.outbox import Fork, Outbox
 from averaging.record import RECOVERY, Hash, Record
 from averaging.rounds import Rounds
+from network.seam import PeerID
 
 REPLAY_AHEAD = 8
 """Of a gap, the contributions of so many rounds are fetched at a time."""
@@ -70,7 +71,7 @@ class Following:
         count = len(catch_up.pending) if is_parted else REPLAY_AHEAD
         lacking = [digest for digest in catch_up.lacking(count) if digest not in held]
         if lacking:
-            self._fetcher.need(lacking, sorted(self._outbox.links), now)
+            self._fetcher.need(lacking, self._sources(), now)
         if is_parted:
             if lacking:
                 return None
@@ -78,6 +79,16 @@ class Following:
             self._outbox.actions.commits.append(Fork(rounds.head, tuple(left)))
         found = [catch_up.held.get(m.digest) or held.get(m.digest) for m in entry.record.members]
         return (entry, [c for c in found if c is not None]) if all(found) else None
+
+    def _sources(self) -> list[PeerID]:
+        """Whom to ask for contributions: who gave the log, then who stands outside this peer's chain, then all."""
+        links, source, chain = self._outbox.links, self._catch_up.source, self._rounds.chain
+
+        def rank(peer: PeerID) -> tuple[bool, bool, PeerID]:
+            head = links[peer].head
+            return peer != source, head is None or head in chain, peer
+
+        return sorted(links, key=rank)
 
     def move(self, head: Hash, now: float) -> tuple[Moved, list[LogEntry]] | None:
         """The state at `head` was fetched, which `CatchUp.child_of` attests: what that changes, and the records to be

@@ -73,6 +73,8 @@ class Node:
         now = anyio.current_time()
         self.engine = Engine(signer, config.engine, restored, check=check, nonce=nonce, now=now)
         self.packet_bytes_sent = 0
+        self.num_steps = 0
+        """How often it woke."""
         self.refusals: deque[tuple[PeerID, str]] = deque(maxlen=100)
         self._config = config
         self._storage = storage
@@ -266,6 +268,7 @@ class Node:
             wake_at = self.engine.next_wake(anyio.current_time())
             with anyio.CancelScope(deadline=wake_at):
                 await self._wake.wait()
+        self.num_steps += 1
         # Only now: what the training loop did while the last step was being written is to be performed at once.
         self._wake = anyio.Event()
         now = anyio.current_time()

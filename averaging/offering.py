@@ -118,9 +118,9 @@ class Offering:
             self.far_from_lead.add(peer)
         is_wanted, is_current = contribution.digest in self._fetcher, contribution.prev == self._head.hash
         if is_wanted or is_current:
-            self._check(contribution, self._config.contribution_weight_max)
+            self._check(contribution, self._config.contribution_weight_max, now)
         if is_wanted:
-            self._fetcher.arrived(contribution.digest)
+            self._fetcher.arrived(contribution.digest, now)
             if not is_current:
                 self._catch_up.held[contribution.digest] = contribution
         if is_current:
@@ -166,13 +166,13 @@ class Offering:
                 self._early_shares[peer] = share
             self._catch_up.notice(peer, 0, now)
 
-    def _check(self, contribution: Contribution, weight_max: int) -> None:
+    def _check(self, contribution: Contribution, weight_max: int, now: float) -> None:
         if not 0 < contribution.weight <= weight_max:
             raise Malformed(f"contribution of {contribution.owner}: claims {contribution.weight} tokens")
         try:
             self._check_payload(contribution.payload)
         except ValueError as error:
-            self._fetcher.arrived(contribution.digest)
+            self._fetcher.arrived(contribution.digest, now)
             raise Malformed(f"contribution of {contribution.owner}: {error}") from error
 
     @property
@@ -200,12 +200,12 @@ class Offering:
                         self._outbox.refuse(peer, str(error))
 
     def _take_offer(self, contribution: Contribution, now: float) -> None:
-        self._check(contribution, self._config.contribution_weight_max)
+        self._check(contribution, self._config.contribution_weight_max, now)
         if self._instance.hold(contribution):
             self._observe(contribution, now)
 
     def _take_share(self, share: Contribution, now: float) -> None:
         assert self._owners is not None
-        self._check(share, self._config.weight_max)
+        self._check(share, self._config.weight_max, now)
         if self._owners.on_share(share):
             self._observe(share, now)

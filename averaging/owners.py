@@ -101,6 +101,7 @@ class Owners:
         """Whose shares are in this peer's own contribution."""
         self._recent: dict[PeerID, int] = {}
         """Who shared with this owner, and in which round last."""
+        self._owning_since = 0
 
     def begin(self, head: Record, now: float) -> None:
         """The round after `head`."""
@@ -108,6 +109,7 @@ class Owners:
         freed = {**before.clock.freed, **dict.fromkeys(before.shares, now)}
         self._recent = {p: n for p, n in self._recent.items() if n > head.round - RECENT_ROUNDS}
         self._recent |= dict.fromkeys(before.shares, head.round)
+        self._owning_since = self._owning_since if self.owned else head.round
         self.head = head
         self.owned = owned_parts(head, self._me, self.parts)
         self.collector = Collector(RoundClock(now, frozenset(self._recent), freed=freed), self._config.max_peers)
@@ -177,10 +179,17 @@ class Owners:
         def alive(peer: PeerID) -> bool:
             return self._outbox.alive(peer, now)
 
+        if self.head.round < self._owning_since + RECENT_ROUNDS:
+            collector.clock.contributors |= self._likely()
         collector.clock.start_if_enough(now, collector, needed, alive)
         if self._outbox.leaving and len(collector.usable_owners()) >= needed:
             return now
         return collector.clock.close_at(collector, timing, self._config.timing, alive)
+
+    def _likely(self) -> frozenset[PeerID]:
+        """Whose shares a new owner expects: of those linked with it, who stand where it stands or did a round ago."""
+        here = (self.head.hash, self.head.prev)
+        return frozenset({self._me, *(p for p, link in self._outbox.links.items() if link.head in here)})
 
     def close(self) -> Reduction:
         """No share is taken any more."""

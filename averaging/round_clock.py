@@ -74,7 +74,7 @@ class RoundClock:
         grace = max(config.delay_seconds_min, timing.decide.mean)
         for peer in peers:
             cycle, freed = timing.cycles.get(peer), self.freed.get(peer)
-            due = length / 2 if cycle is None or freed is None else freed + cycle.high - self.started
+            due = length / 2 if cycle is None or freed is None else freed + cycle.late - self.started
             grace = max(grace, due)
         return min(grace, max(2 * length, config.delay_seconds_min), config.delay_seconds_max)
 

@@ -77,7 +77,9 @@ class Rounds:
         if record.kind != NORMAL:
             self._park()
         elif clock.started is not None:
-            decide = None if clock.proposed is None else now - clock.proposed
+            # From a log it says how late this peer is, not how long votes take.
+            proposed = None if instance.decided() is None else clock.proposed
+            decide = None if proposed is None else now - proposed
             self.timing = self.timing.committed(now - clock.began, decide)
         self.voting = self._begin(now, {**clock.freed, **dict.fromkeys(instance.offers, now)})
 

@@ -30,6 +30,11 @@ class TimingConfig:
 
 
 PACE_TIMES = 7
+"""So many give the pace: few, for it may change."""
+SPREAD_TIMES = 15
+"""So many give its spread: more, for that is harder to see and changes less."""
+RATE_SHARE_MIN = 0.85
+"""More members are worth this share of the contributions a second that fewer would bring."""
 
 
 @final
@@ -42,7 +47,7 @@ class Pace:
     times: tuple[float, ...] = ()
 
     def observed(self, seconds: float) -> Pace:
-        return Pace((*self.times, seconds)[-PACE_TIMES:])
+        return Pace((*self.times, seconds)[-SPREAD_TIMES:])
 
     @property
     def is_known(self) -> bool:
@@ -50,12 +55,22 @@ class Pace:
 
     @property
     def mean(self) -> float:
-        return _middle(self.times)
+        return _middle(self.times[-PACE_TIMES:])
+
+    @property
+    def late(self) -> float:
+        """Who takes longer is late: four median deviations more (2.7 standard deviations), and a fifth at least; half
+        as much again while few times are known.
+        """
+        least = 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
+        return self.mean + max(4 * _deviation(self.times, self.mean), least * self.mean)
 
     @property
     def high(self) -> float:
-        """What a further time will rarely exceed: six median deviations more, and half as much again at least."""
-        return _high(self.times)
+        """What a further time will rarely exceed, for what costs much if it is done in vain: six median deviations of
+        the last times more, and half as much again at least.
+        """
+        return self.mean + max(6 * _deviation(self.times[-PACE_TIMES:], self.mean), self.mean / 2)
 
 
 # Every message asks for the same few again.
@@ -65,11 +80,8 @@ def _middle(times: tuple[float, ...]) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _high(times: tuple[float, ...]) -> float:
-    if not times:
-        return 0.0
-    middle = median(times)
-    return middle + max(6 * median([abs(t - middle) for t in times]), middle / 2)
+def _deviation(times: tuple[float, ...], middle: float) -> float:
+    return median([abs(t - middle) for t in times]) if times else 0.0
 
 
 @final
@@ -96,16 +108,15 @@ class Timing:
 def waited_for(timing: Timing, present: Collection[PeerID], missing: Collection[PeerID]) -> list[PeerID]:
     """Which of the `missing` are worth waiting for, given who is `present`.
 
-    With the peers' paces c_1 <= c_2 <= ..., rounds of the k fastest bring k / c_k contributions a second: the best k
-    says whom. A peer that is late only because it began late is waited for once, and is then in step. A peer whose
-    pace is not known yet gets its first chance.
+    With the peers' paces c_1 <= c_2 <= ..., rounds of the k fastest bring k / c_k contributions a second. The most k
+    that brings nearly as many as the best one says whom: who is hardly slower than the others is not left behind. A
+    peer that is late only because it began late is waited for once, and is then in step. A peer whose pace is not known
+    yet gets its first chance.
     """
     known = sorted((timing.cycles[p].mean, p) for p in {*present, *missing} if p in timing.cycles)
-    best, pace = 0.0, 0.0
-    for count, (cycle, _) in enumerate(known, start=1):
-        rate = count / max(cycle, 1e-9)
-        if rate >= best:
-            best, pace = rate, cycle
+    rates = [count / max(cycle, 1e-9) for count, (cycle, _) in enumerate(known, start=1)]
+    enough = RATE_SHARE_MIN * max(rates, default=0.0)
+    pace = max((cycle for rate, (cycle, _) in zip(rates, known, strict=True) if rate >= enough), default=0.0)
     return sorted(p for p in missing if p not in timing.cycles or timing.cycles[p].mean <= pace)
 
 

@@ -308,7 +308,7 @@ def plot(rows: list[Row], path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("--plot needs matplotlib: install the extra 'benchmark'") from None
+        raise SystemExit("--plot needs matplotlib: install the extra 'plot'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

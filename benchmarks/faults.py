@@ -1,14 +1,15 @@
-"""What the death or the freezing of a member costs the others, and what a peer needs of its machine.
+"""What the death or the freezing of a member costs the others, and what is left of memory and files in the end.
 
-python -m benchmarks.faults [--quick] [--json FILE]
+python -m benchmarks.faults [--quick] [--json FILE] [--seed N]
 
-Four real peers train gpt-nano with `distro` on loopback. First, undisturbed: their processes and memory, early and many
-rounds later. Then one member at a time gets SIGKILL (and is started again once the others have gone on) or SIGSTOP
-(with its daemon, like a laptop that sleeps; SIGCONT follows 10 s later), in each phase of a round: while it trains;
-just after it has trained and offers; the lead, or a voter, while the group's proposal is voted on (from the last peer's
-offer, for as long as that usually takes); and at random instants. Measured from the signal: until all survivors have
-committed another round, and one more (the first may have been decided already); until the victim, once it runs again,
-has a contribution in a round. In the end: whether every round had one and the same anchor everywhere.
+Four real peers train gpt-nano with `distro` on loopback. First, undisturbed: the memory of their processes. Then a
+storm of some hundred rounds: every few seconds a member gets SIGKILL (and is started again once the others have gone
+on) or SIGSTOP (with its daemon, like a laptop that sleeps; SIGCONT follows 10 s later), in each phase of a round: while
+it trains; just after it has trained and offers; the lead, or a voter, while the group's proposal is voted on; and at
+random instants. At most two are away at a time, and one, the witness, is never killed: its memory is judged over the
+whole run. Measured from the signal: until all who are there have committed another round, and one more (the first may
+have been decided already); until the victim, once it runs again, has a contribution in a round. In the end: anchors
+that differ after one record, forks, recoveries, and processes, sockets and shared memory that were left behind.
 """
 
 from __future__ import annotations
@@ -20,148 +21,234 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
 import anyio
+from anyio.abc import TaskGroup
 
 from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, write_json
-from benchmarks.resources import name_of, resident_bytes
+from benchmarks.memory import MemoryWatch, show_memory
+from benchmarks.resources import processes_of, shared_memory
 from benchmarks.swarm import Heard, Swarm, SwarmFailed, SwarmPeer, open_swarm, story_of
 from simulator.options import SimulateOptions
 
 PEERS = 4
+WITNESS = 0
 PHASES = ("training", "offering", "lead votes", "voter votes", "any instant")
-STEADY_ROUNDS = 3
-PHASE_SECONDS_MAX = 60.0
-COMMIT_SECONDS_MAX = 120.0
-BACK_SECONDS_MAX = 180.0
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
+PAUSE_SECONDS = 2.0, 5.0
+AWAY_MAX = 2
+PHASE_SECONDS_MAX = 20.0
+COMMIT_SECONDS_MAX = 60.0
+BACK_SECONDS_MAX = 120.0
 STOPPED_SECONDS = 10.0
-SLOW_SECONDS = 30.0
+DAEMON_SECONDS = 2.0
+"""A daemon may end so much later than its peer."""
+SLOW_SECONDS = 40.0
 """The story of a return that takes longer is printed."""
 COLUMNS = ("next_seconds", "second_seconds", "back_seconds")
 
 
 @final
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is tried; rounds, and seconds that end it whatever was reached."""
+
+    quiet_rounds: int
+    quiet_seconds_max: float
+    storm_rounds: int
+    storm_seconds_max: float
+    warm_rounds: int
+    """Of a process, before its memory is judged."""
+
+
+FULL = Extent(170, 180.0, 300, 390.0, 30)
+QUICK = Extent(12, 30.0, 40, 45.0, 5)
+
+
+@final
+@dataclass(slots=True)
 class Fault:
     """Seconds; None for what did not happen within its bound."""
 
     phase: str
     signal: str
     was_lead: bool
+    away: int
+    """How many others were away."""
     usual_seconds: float
     """Between two commits, before."""
-    next_seconds: float | None
-    second_seconds: float | None
-    back_seconds: float | None
-    story: str
+    next_seconds: float | None = None
+    second_seconds: float | None = None
+    back_seconds: float | None = None
+    story: str = ""
     """What the victim said until it was back, in seconds from its new start."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Memory:
-    round: int
+class Remains:
+    """What was there after the end that was not there before; empty if all is well."""
+
     processes: list[int]
-    """How many each peer has."""
-    peer_megabytes: list[float]
-    daemon_megabytes: list[float]
+    sockets: list[str]
+    shared_memory: list[str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one fault of each kind, few rounds")
+    parser.add_argument("--quick", action="store_true", help="under two minutes: a few faults, few rounds")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--times", type=int, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    times = options.times or (1 if options.quick else 5)
-    rounds = 60 if options.quick else 260
     end_cleanly_when_told()
     before = circumstances()
-    results = anyio.run(measure, times, rounds, random.Random(options.seed))
+    results = anyio.run(measure, QUICK if options.quick else FULL, random.Random(options.seed))
     write_json(options.json, results, before)
 
 
-async def measure(times: int, rounds: int, rng: random.Random) -> dict[str, object]:
+async def measure(extent: Extent, rng: random.Random) -> dict[str, object]:
     swarm_options = SimulateOptions(peers=PEERS, rounds=1_000_000, model="gpt-nano", preset="distro")
+    shared_before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="peer-benchmark-") as folder:
         async with open_swarm(Path(folder), swarm_options) as swarm:
-            await swarm.wait_until(lambda: all(p.round >= 10 for p in swarm.peers), 300.0, "ten rounds")
-            memory = [take_memory(swarm)]
-            seconds_max = 60.0 + 10.0 * rounds
-            await swarm.wait_until(lambda: swarm.round >= rounds, seconds_max, f"round {rounds}")
-            memory.append(take_memory(swarm))
-            show_memory(memory)
-            faults = []
-            for _ in range(times):
-                for phase in PHASES:
-                    for number in (signal.SIGKILL, signal.SIGSTOP):
-                        faults.append(await one_fault(swarm, phase, number, rng))
-                        print(describe(faults[-1]), flush=True)
-            await swarm.wait_until(
-                lambda: len({p.fingerprints.get(swarm.round) for p in swarm.peers}) == 1, 60.0, "all peers to be level"
-            )
-    show_faults(faults, swarm)
+            memory = MemoryWatch(swarm, extent.warm_rounds)
+            await swarm.wait_until(lambda: all(p.round >= 3 for p in swarm.peers), 120.0, "three rounds")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(memory.run)
+                await run_for(swarm, extent.quiet_rounds, extent.quiet_seconds_max)
+                faults = await Storm(swarm, extent, rng).run()
+                tasks.cancel_scope.cancel()
+            await swarm.wait_until(lambda: is_level(swarm), 60.0, "all peers to be level")
+        await anyio.sleep(DAEMON_SECONDS)
+        remains = look_for_remains(swarm, shared_before)
+    growths = memory.growths()
+    show_memory(growths)
+    show_faults(faults)
+    forks = sum(len(heads) > 1 for heads in swarm.heads.values())
+    recoveries, heals = swarm.counts["Recovered"], swarm.counts["Healed"]
+    print(f"{swarm.round} rounds; wrong anchors: {swarm.wrong or 'none'}; rounds with two records: {forks}; ", end="")
+    print(f"Recovered said {recoveries} times, Healed {heals}; left behind: {remains}")
     return {
-        "memory": [{name: getattr(m, name) for name in Memory.__slots__} for m in memory],
-        "faults": [{name: getattr(f, name) for name in Fault.__slots__} for f in faults],
+        "memory": [asdict(growth) for growth in growths],
+        "faults": [asdict(fault) for fault in faults],
         "rounds": swarm.round,
-        "differing_rounds": sorted(swarm.differing_rounds),
+        "wrong": swarm.wrong,
+        "forked_rounds": forks,
+        "recovered": recoveries,
+        "healed": heals,
+        "remains": asdict(remains),
     }
 
 
-def take_memory(swarm: Swarm) -> Memory:
-    peers, daemons = [], []
-    for peer in swarm.peers:
-        own, *below = peer.processes
-        peers.append(round(resident_bytes(own) / 1e6, 1))
-        daemons.append(round(sum(resident_bytes(p) for p in below if name_of(p) == "p2pd") / 1e6, 1))
-    return Memory(swarm.round, [len(peer.processes) for peer in swarm.peers], peers, daemons)
+async def run_for(swarm: Swarm, rounds: int, seconds_max: float) -> None:
+    """Until so many more rounds are committed, or the time is over."""
+    target = swarm.round + rounds
+    with anyio.move_on_after(seconds_max):
+        await swarm.wait_until(lambda: swarm.round >= target, 2 * seconds_max, f"round {target}")
 
 
-async def one_fault(swarm: Swarm, phase: str, number: signal.Signals, rng: random.Random) -> Fault:
-    """Waits for steady rounds of all, then for the phase, sends the signal and follows what happens."""
-    await wait_steady(swarm)
-    usual = usual_interval(swarm)
-    lead = swarm.lead()
-    if phase == "lead votes":
-        victim = lead or swarm.peers[0]
-    else:
-        victim = rng.choice([p for p in swarm.peers if p is not lead] if phase == "voter votes" else swarm.peers)
-    await wait_phase(swarm, victim, phase, usual, rng)
-    begin = anyio.current_time()
-    victim.send(number)
-    survivors = [peer for peer in swarm.peers if peer is not victim]
-    reached = max(peer.round for peer in survivors)
-    first = await until_commit(swarm, survivors, reached + 1, begin)
-    second = await until_commit(swarm, survivors, reached + 2, begin)
-    again = anyio.current_time()
-    if number == signal.SIGKILL:
-        await swarm.wait_until(lambda: victim.process is None, 10.0, "the killed peer to be gone")
-        swarm.start(victim)
-    else:
-        await anyio.sleep(max(0.0, begin + STOPPED_SECONDS - anyio.current_time()))
-        victim.send(signal.SIGCONT)
-    back = await until_back(swarm, victim, swarm.round)
-    return Fault(phase, number.name, victim is lead, usual, first, second, back, story_of(victim, again))
+def is_level(swarm: Swarm) -> bool:
+    return len({p.fingerprints.get(swarm.round) for p in swarm.peers}) == 1
 
 
-async def wait_steady(swarm: Swarm) -> None:
-    """All members of the last rounds, so that a fault does not meet the one before."""
-
-    def steady() -> bool:
-        lasts = [peer.last("RoundDone") for peer in swarm.peers]
-        return all(last is not None and len(last.fields["members"]) == len(swarm.peers) for last in lasts)
-
-    target = swarm.round + STEADY_ROUNDS
-    await swarm.wait_until(lambda: swarm.round >= target and steady(), COMMIT_SECONDS_MAX, "steady rounds of all")
+def look_for_remains(swarm: Swarm, shared_before: set[str]) -> Remains:
+    """After all processes were told to end: whoever inherited the swarm's environment, and what they made."""
+    sockets = sorted(path.name for path in Path(swarm.mark).iterdir())
+    return Remains(processes_of(swarm.mark), sockets, sorted(shared_memory() - shared_before))
 
 
-def usual_interval(swarm: Swarm) -> float:
-    times = [e.at for e in swarm.peers[0].events if e.kind == "RoundDone"][-10:]
+@final
+class Storm:
+    """Faults, one after the other; victims come back while others are hit."""
+
+    def __init__(self, swarm: Swarm, extent: Extent, rng: random.Random) -> None:
+        self._swarm = swarm
+        self._extent = extent
+        self._rng = rng
+        self._away: set[int] = set()
+        self._faults: list[Fault] = []
+
+    async def run(self) -> list[Fault]:
+        """All that happened, once every victim is back."""
+        kinds = zip(itertools.cycle(PHASES), itertools.cycle(SIGNALS), strict=False)  # Each with each, by and by.
+        target = self._swarm.round + self._extent.storm_rounds
+        end = anyio.current_time() + self._extent.storm_seconds_max
+        async with anyio.create_task_group() as tasks:
+            while self._swarm.round < target and anyio.current_time() < end:
+                await anyio.sleep(self._rng.uniform(*PAUSE_SECONDS))
+                await self._swarm.wait_until(self._may_strike, BACK_SECONDS_MAX, "enough members")
+                phase, number = next(kinds)
+                await self._strike(tasks, phase, number)
+        return self._faults
+
+    def _present(self) -> list[SwarmPeer]:
+        """Members of the newest rounds."""
+        present = []
+        for peer in self._swarm.peers:
+            last = peer.last("RoundDone")
+            is_member = last is not None and last.fields["mine"] and peer.round >= self._swarm.round - 1
+            if is_member and peer.number not in self._away:
+                present.append(peer)
+        return present
+
+    def _may_strike(self) -> bool:
+        return len(self._away) < AWAY_MAX and len(self._present()) >= PEERS - len(self._away) > 2
+
+    def _leaves_quorum(self, victim: SwarmPeer) -> bool:
+        """Without one, only a fork by choice would go on, after a long wait: that is an outage, and not asked here."""
+        record = self._swarm.newest()
+        left = {peer.peer_id for peer in self._present() if peer is not victim}
+        return record is not None and record.is_quorum(left & set(record.voters))
+
+    async def _strike(self, tasks: TaskGroup, phase: str, number: signal.Signals) -> None:
+        """Waits for the phase, sends the signal, and follows what happens to the others."""
+        swarm, rng = self._swarm, self._rng
+        present, lead = self._present(), swarm.lead()
+        choice = [p for p in present if self._leaves_quorum(p) and (number != signal.SIGKILL or p.number != WITNESS)]
+        leads = [p for p in choice if p is lead]
+        others = [p for p in choice if p is not lead]
+        if not choice:
+            return
+        victim = rng.choice((leads if phase == "lead votes" else others if phase == "voter votes" else []) or choice)
+        usual = usual_interval(victim)
+        try:
+            await wait_phase(swarm, victim, phase, usual, rng)
+        except SwarmFailed as failure:
+            print(failure)
+        if not self._leaves_quorum(victim):
+            return
+        begin = anyio.current_time()
+        fault = Fault(phase, number.name, victim is swarm.lead(), len(self._away), usual)
+        self._away.add(victim.number)
+        victim.send(number)
+        survivors = [peer for peer in present if peer is not victim]
+        reached = max(peer.round for peer in survivors)
+        fault.next_seconds = await until_commit(swarm, survivors, reached + 1, begin)
+        fault.second_seconds = await until_commit(swarm, survivors, reached + 2, begin)
+        self._faults.append(fault)
+        tasks.start_soon(self._bring_back, victim, number, begin, fault)
+
+    async def _bring_back(self, victim: SwarmPeer, number: signal.Signals, begin: float, fault: Fault) -> None:
+        swarm = self._swarm
+        again = anyio.current_time()
+        if number == signal.SIGKILL:
+            await swarm.wait_until(lambda: victim.process is None, 10.0, "the killed peer to be gone")
+            swarm.start(victim)
+        else:
+            await anyio.sleep(max(0.0, begin + STOPPED_SECONDS - anyio.current_time()))
+            again = anyio.current_time()
+            victim.send(signal.SIGCONT)
+        fault.back_seconds = await until_back(swarm, victim, swarm.round)
+        fault.story = story_of(victim, again)
+        self._away.discard(victim.number)
+        print(describe(fault), flush=True)
+
+
+def usual_interval(peer: SwarmPeer) -> float:
+    times = [e.at for e in peer.events if e.kind == "RoundDone"][-10:]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return statistics.median(gaps or [1.0])
 
@@ -182,11 +269,10 @@ async def wait_phase(swarm: Swarm, victim: SwarmPeer, phase: str, usual: float, 
         return
 
     def all_offered() -> bool:
+        """Of those who run at the newest round."""
         target = swarm.round
-        return all(
-            peer.round == target and peer.first_after(now, "Trained", lambda e: e.fields["round"] == target) is not None
-            for peer in swarm.peers
-        )
+        level = [peer for peer in swarm.peers if peer.round == target]
+        return all(peer.first_after(now, "Trained", lambda e: e.fields["round"] == target) for peer in level)
 
     await swarm.wait_until(all_offered, PHASE_SECONDS_MAX, phase)
     await anyio.sleep(rng.uniform(0.0, usual / 4))
@@ -225,31 +311,19 @@ def describe(fault: Fault) -> str:
     usual, first, second, back = ("never" if t is None else f"{t:6.2f} s" for t in times)
     who = "lead" if fault.was_lead else "voter"
     is_slow = fault.back_seconds is None or fault.back_seconds > SLOW_SECONDS
-    text = f"{fault.signal} {fault.phase:<12} {who:<6} usual {usual}  next commit {first}  second {second}  back {back}"
+    text = f"{fault.signal} {fault.phase:<12} {who:<6} {fault.away} away  usual {usual}  next commit {first}"
+    text += f"  second {second}  back {back}"
     return text + (f"\n    {fault.story}" if is_slow else "")
 
 
-def show_memory(memory: Sequence[Memory]) -> None:
-    for sample in memory:
-        both = [peer + daemon for peer, daemon in zip(sample.peer_megabytes, sample.daemon_megabytes, strict=True)]
-        print(
-            f"round {sample.round}: {max(sample.processes)} processes a peer; MB: peer "
-            f"{Figure.of(sample.peer_megabytes).text()}, daemon {Figure.of(sample.daemon_megabytes).text()}, "
-            f"both {Figure.of(both).text()}",
-            flush=True,
-        )
-
-
-def show_faults(faults: Sequence[Fault], swarm: Swarm) -> None:
+def show_faults(faults: Sequence[Fault]) -> None:
     print(f"\n{'seconds: median (min-max), p95':<32}{'next commit':>28}{'second commit':>28}{'back':>28}")
     for name in ("SIGKILL", "SIGSTOP"):
         for phase in (*PHASES, "all"):
             chosen = [f for f in faults if f.signal == name and phase in (f.phase, "all")]
             columns = [[getattr(f, field) for f in chosen] for field in COLUMNS]
-            print(f"{name} {phase:<24}" + "".join(f"{column_text(values):>28}" for values in columns))
-    restored = sum(fault.back_seconds is not None for fault in faults)
-    print(f"{len(faults)} faults, {restored} victims came back; {swarm.round} rounds, ", end="")
-    print(f"{len(swarm.differing_rounds)} with differing fingerprints")
+            print(f"{name} {phase:<15}{len(chosen):>3} times" + "".join(f"{column_text(v):>28}" for v in columns))
+    print(f"{len(faults)} faults, {sum(fault.back_seconds is not None for fault in faults)} victims came back")
 
 
 def column_text(values: Sequence[float | None]) -> str:

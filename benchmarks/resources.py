@@ -1,4 +1,4 @@
-"""Memory and processes of a peer, read from Linux's /proc."""
+"""Memory and processes of a peer, and what it leaves behind; read from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -38,3 +38,19 @@ def resident_bytes(process_id: int) -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def processes_of(mark: str) -> list[int]:
+    """All living processes in whose environment `mark` stands: whoever inherited it, even if its parent is gone."""
+    found = []
+    for path in PROC.glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def shared_memory() -> set[str]:
+    """Names of the shared-memory files of this machine."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,12 +93,21 @@ class Swarm:
         self.peers: list[SwarmPeer] = []
         self.fingerprints: dict[int, str] = {}
         """The anchor that somebody reported first after each round."""
-        self.differing_rounds: set[int] = set()
+        self.heads: dict[int, set[str]] = {}
+        """The records committed as each round: more than one where the chain forked."""
+        self.wrong: list[str] = []
+        """Two anchors after one record, in words: must not happen."""
+        self.counts: Counter[str] = Counter()
+        """Events by kind, of all processes."""
+        self.mark = str(folder / "temporary")
+        """Stands in the environment of all processes; here they make their sockets."""
         self._folder = folder
         self._options = options
         self._tasks = tasks
         self._bootstrap = SwarmPeer(-1, folder / "bootstrap")
+        self._anchors: dict[str, str] = {}
         self._news = anyio.Event()
+        Path(self.mark).mkdir()
 
     @property
     def round(self) -> int:
@@ -127,20 +137,21 @@ class Swarm:
         """Looks after every event; raises `SwarmFailed`."""
         with anyio.move_on_after(seconds_max):
             while not condition():
-                self._news = anyio.Event()
                 await self._news.wait()
             return
         words = [f"{p.folder.name} (round {p.round}, exits {p.exit_codes}): {p.words[-2:]}" for p in self.peers]
         raise SwarmFailed(f"waited {seconds_max:g} s for {what}; {'; '.join(words)}")
 
     def lead(self) -> SwarmPeer | None:
-        """Who proposes, by the newest record that is on disk; None while there is none."""
+        """Who proposes, by the newest record."""
+        record = self.newest()
+        return next((peer for peer in self.peers if record is not None and peer.peer_id == record.lead), None)
+
+    def newest(self) -> Record | None:
+        """The newest record that is on disk; None while there is none."""
         logs = [path for peer in self.peers for path in peer.folder.glob("runs/*/log")]
         records = [record for path in logs if (record := newest_record(path)) is not None]
-        if not records:
-            return None
-        name = max(records, key=lambda record: record.round).lead
-        return next((peer for peer in self.peers if peer.peer_id == name), None)
+        return max(records, key=lambda record: record.round, default=None)
 
     async def _run(self, peer: SwarmPeer, command: list[str]) -> None:
         def started(process: Process) -> None:
@@ -152,17 +163,22 @@ class Swarm:
 
         code = await run_process(
             command,
-            environment(self._options.peers),
+            {**environment(self._options.peers), "TMPDIR": self.mark},
             on_start=started,
             on_event=lambda event: self._on_event(peer, event),
             on_line=on_line,
         )
         peer.process = None
         peer.exit_codes.append(code)
-        self._news.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()
 
     def _on_event(self, peer: SwarmPeer, event: Mapping[str, Any]) -> None:
         heard = Heard(anyio.current_time(), event["event"], event)
+        self.counts[heard.kind] += 1
         peer.events.append(heard)
         if heard.kind == "Ready":
             peer.peer_id = event["peer_id"]
@@ -170,11 +186,13 @@ class Swarm:
             number, fingerprint = event["round"], event["fingerprint"]
             peer.round = number
             peer.fingerprints[number] = fingerprint
-            if self.fingerprints.setdefault(number, fingerprint) != fingerprint:
-                self.differing_rounds.add(number)
+            self.fingerprints.setdefault(number, fingerprint)
+            self.heads.setdefault(number, set()).add(event["head"])
+            if self._anchors.setdefault(event["head"], fingerprint) != fingerprint:
+                self.wrong.append(f"round {number}: {peer.folder.name} has another anchor")
         elif heard.kind == "Note":
             peer.words.append(event["text"])
-        self._news.set()
+        self._wake_all()
 
 
 def story_of(peer: SwarmPeer, begin: float) -> str:
@@ -191,12 +209,16 @@ def story_of(peer: SwarmPeer, begin: float) -> str:
 def newest_record(path: Path) -> Record | None:
     """The last whole entry of a log that its owner may be writing to."""
     data, at, entry = path.read_bytes(), 0, b""
-    while at + 8 <= len(data):  # The frames of `averaging.storage`: length, checksum, entry.
-        size = int.from_bytes(data[at : at + 4], "big")
-        if at + 8 + size > len(data):
+    while at + 8 <= len(data):  # The frames of `averaging.storage`: length, checksum, entries with their lengths.
+        end = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if end > len(data):
             break
-        entry = data[at + 8 : at + 8 + size]
-        at += 8 + size
+        place = at + 8
+        while place < end:
+            size = int.from_bytes(data[place : place + 4], "big")
+            entry = data[place + 4 : place + 4 + size]
+            place += 4 + size
+        at = end
     if not entry:
         return None
     encoded, _ = unpack_list(entry, "log entry", _LOG_ENTRY_BYTES_MAX, 2)

@@ -1,153 +1,157 @@
 """Several peers in one process, without a network: what a method's settings give in loss, bytes and seconds.
 
-python -m benchmarks.tune --model gpt-nano --preset distro --rounds 200 --set outer.lr=1e-2 --set batch=8
+python -m benchmarks.tune --preset distro --tokens 250000 --grid outer.lr=5e-3,1e-2,2e-2 --set batch=8
 
-In a gossip run the groups are those of peers in step, and the loss is that of the first peer's replica.
+`--grid` runs every combination of the values given and ends with all of them, the best first. All peers are in step and
+every round has all contributions; in a gossip run the groups are those of peers in step, and the loss is the mean over
+the replicas.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
+from averaging.contribution import Contribution
 from averaging.gossip import groups_of
-from compression.chain import parse_chain
-from models.registry import build_model, loss_fn, model_config
+from models.registry import model_config
+from network.identity import Identity
 from network.seam import PeerID
-from optimizers.presets import PRESETS, Method, method_from_settings
-from peer.data import Corpus, load_corpus, sampler
-from peer.gossip_learner import GossipRules, apply_meeting, gossip_rules_of, make_gossip_payload
-from peer.method import (
-    Contribution,
-    Rules,
-    TrainingState,
-    apply_round,
-    initial_state,
-    make_payload,
-    residual_after,
-    rules_of,
-    wanted,
-)
-from peer.trainer import Trainer
+from optimizers.presets import PRESETS, method_from_settings
+from peer.build import build_with, dense_bytes
+from peer.data import Corpus, load_corpus
+from peer.gossip_learner import GossipLearner
+from peer.learner import Own, TorchLearner
+from peer.owners_learner import OwnersLearner
+from peer.spec import GroupPart, make_spec
+from simulator.compare_runs import rounds_of
+from simulator.curve import loss_held_out
 
-VALIDATION = {"batch": 32, "batches": 8}
+CREATOR = PeerID(Identity(bytes(32)).peer_id)
 
 
 @dataclass(frozen=True, slots=True)
-class RoundReport:
-    """Means over the peers."""
+class Point:
+    """One run: settings that differ from the preset's, and what came of them."""
 
+    preset: str
+    seed: int
+    tokens: int
+    rounds: int
+    settings: dict[str, str]
     loss: float
     payload_bytes: float
-    inner_seconds: float
+    """Mean of a peer and round."""
+    times_below_dense: float
+    """If each of the others is sent the payload."""
+    seconds: float
 
 
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
-    overrides = dict(setting.split("=", 1) for setting in options.set)
-    method = method_from_settings(options.preset, {"schedule.rounds": options.rounds} | overrides)
     corpus = load_corpus()
-    run(options, method, corpus)
+    points = []
+    for settings in grid(options.grid, options.set):
+        points.append(run(options, settings, corpus))
+        print(described(points[-1]), flush=True)
+        if options.json is not None:
+            with options.json.open("a") as file:
+                print(json.dumps(asdict(points[-1])), file=file)
+    if len(points) > 1:
+        print("best first:")
+        for point in sorted(points, key=lambda point: point.loss):
+            print(described(point))
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt-nano")
     parser.add_argument("--preset", default="distro", choices=sorted(PRESETS))
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=245_760, help="what all peers together train on")
+    parser.add_argument("--rounds", type=int, help="so many, whatever the tokens")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--every", type=int, default=50, help="rounds between two validations")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the method")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
+    parser.add_argument("--grid", nargs="+", default=[], metavar="NAME=VALUE,...", help="settings to try all values of")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace, method: Method, corpus: Corpus) -> None:
-    """Trains and prints one line every `options.every` rounds."""
-    rules = rules_of(method, parse_chain)
-    meetings = gossip_rules_of(method, parse_chain) if method.mode == "gossip" else None
-    receivers = (method.gossip.group if meetings else options.peers) - 1
-    length = model_config(options.model).context
-    peers = {f"peer-{index}": trainer(options, method, corpus, f"peer-{index}") for index in range(options.peers)}
-    validator = next(iter(peers.values()))
-    batches = corpus.validation_batches(length=length, **VALIDATION)
-    state = initial_state(validator.model, rules)
-    states = dict.fromkeys(peers, state)
-    parameters = sum(tensor.numel() for tensor in state.anchor.values())
-    print(f"{options.model}: {parameters} parameters; {method}", flush=True)
-    started = time.perf_counter()
-    for round_index in range(options.rounds):
-        if meetings is None:
-            states, report = one_round(states, peers, rules, round_index)
-        else:
-            states, report = one_round_of_meetings(states, peers, meetings, round_index)
-        if (round_index + 1) % options.every == 0 or round_index + 1 == options.rounds:
-            loss = validator.validation_loss(states["peer-0"].anchor, batches)
-            # A ring all-reduce of fp32 gradients sends 2 (M - 1) / M of the model at every inner step.
-            dense = 2 * (options.peers - 1) / options.peers * 4 * parameters * method.inner_steps
-            sent = report.payload_bytes * receivers
-            print(
-                f"round {round_index + 1:4d}  train {report.loss:.3f}  validation {loss:.3f}  "
-                f"packet {report.payload_bytes:.0f} B  {dense / sent if sent else 0:.0f}x below all-reduce  "
-                f"{report.inner_seconds:.3f} s a peer  {time.perf_counter() - started:.0f} s in all",
-                flush=True,
-            )
+def grid(axes: list[str], fixed: list[str]) -> Iterator[dict[str, str]]:
+    """Every combination, with what is fixed."""
+    names = [axis.split("=", 1)[0] for axis in axes]
+    values = [axis.split("=", 1)[1].split(",") for axis in axes]
+    for chosen in itertools.product(*values):
+        yield dict(setting.split("=", 1) for setting in fixed) | dict(zip(names, chosen, strict=True))
 
 
-def trainer(options: argparse.Namespace, method: Method, corpus: Corpus, peer: str) -> Trainer:
-    length = model_config(options.model).context
-    sample = sampler(corpus, options.seed, peer, batch=method.batch, length=length)
-    return Trainer(build_model(options.model, options.seed), loss_fn, sample, method)
-
-
-def one_round(
-    states: dict[str, TrainingState], peers: dict[str, Trainer], rules: Rules, round_index: int
-) -> tuple[dict[str, TrainingState], RoundReport]:
-    """Every peer trains and sends, and all commit; the shared part is computed once, since it is the same bits."""
-    contributions, said = [], {}
-    started, loss = time.perf_counter(), 0.0
-    for peer, trainer in peers.items():
-        result = trainer.run_inner_steps(states[peer].anchor, round_index)
-        said[peer] = wanted(states[peer], result.delta, rules.method)
-        contributions.append(Contribution(peer, result.tokens, make_payload(said[peer], rules.compressor)))
-        loss += result.loss
+def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus) -> Point:
+    """Trains with one choice of settings."""
+    method = method_from_settings(options.preset, settings)
+    rounds = options.rounds or rounds_of(options.tokens, method, options.peers, model_config(options.model).context)
+    spec = make_spec(
+        CREATOR,
+        name="tune",
+        model=options.model,
+        preset=options.preset,
+        settings=dict(settings),
+        seed=options.seed,
+        rounds=rounds,
+        group=GroupPart(max_peers=max(64, options.peers)),
+    )
+    peers = [PeerID(f"peer-{index}") for index in range(options.peers)]
+    built = [build_with(spec, peer, corpus) for peer in peers]
+    learners = {peer: each.learner for peer, each in zip(peers, built, strict=True)}
+    started, sent = time.perf_counter(), 0
+    for number in range(1, rounds + 1):
+        contributions = contributed(learners, number)
+        sent += sum(len(contribution.payload) for contribution in contributions.values())
+        for group in groups_of(peers, number - 1, "tune", method.gossip.group) if method.mode == "gossip" else [peers]:
+            for peer in group:
+                learners[peer].apply(number, [contributions[member] for member in group], Own.SAID)
     seconds = time.perf_counter() - started
-    observed = apply_round(next(iter(states.values())), contributions, rules, round_index=round_index)
-    new = {
-        sent.peer: replace(observed, residual=residual_after(sent.payload, said[sent.peer], observed.anchor, rules))
-        for sent in contributions
-    }
-    payload_bytes = sum(len(contribution.payload) for contribution in contributions)
-    return new, RoundReport(loss / len(peers), payload_bytes / len(peers), seconds / len(peers))
+    # Of one anchor, or of replicas that differ.
+    replicas = [learner.state.anchor for learner in learners.values()][: None if method.mode == "gossip" else 1]
+    loss = loss_held_out(options.model, replicas, corpus)
+    receivers = (method.gossip.group if method.mode == "gossip" else options.peers) - 1
+    payload_bytes = sent / rounds / options.peers
+    dense = dense_bytes(built[0].parameters, method.round_steps, options.peers)
+    below = dense / (payload_bytes * receivers) if payload_bytes * receivers else 0.0
+    tokens = rounds * method.round_steps * method.batch * model_config(options.model).context * options.peers
+    return Point(options.preset, options.seed, tokens, rounds, dict(settings), loss, payload_bytes, below, seconds)
 
 
-def one_round_of_meetings(
-    states: dict[str, TrainingState], peers: dict[str, Trainer], rules: GossipRules, round_index: int
-) -> tuple[dict[str, TrainingState], RoundReport]:
-    """Every peer trains its own replica, and meets its group."""
-    said, payloads = {}, {}
-    started, loss = time.perf_counter(), 0.0
-    for peer, trainer in peers.items():
-        result = trainer.run_inner_steps(states[peer].anchor, round_index)
-        said[peer] = wanted(states[peer], result.delta, rules.delta.method)
-        payload = make_gossip_payload(said[peer], states[peer], rules, round_index)
-        payloads[peer] = Contribution(peer, result.tokens, payload)
-        loss += result.loss
-    seconds = time.perf_counter() - started
-    new = {}
-    for group in groups_of([PeerID(peer) for peer in peers], round_index, "tune", rules.delta.method.gossip.group):
-        members = [payloads[peer] for peer in group]
-        for peer in group:
-            new[str(peer)] = apply_meeting(
-                states[peer], members, rules, me=peer, wanted=said[peer], round_index=round_index
-            )
-    payload_bytes = sum(len(contribution.payload) for contribution in payloads.values())
-    return new, RoundReport(loss / len(peers), payload_bytes / len(peers), seconds / len(peers))
+def contributed(
+    learners: Mapping[PeerID, TorchLearner | GossipLearner | OwnersLearner], number: int
+) -> dict[PeerID, Contribution]:
+    """What every peer says in round `number`, all with one weight; where rounds overlap, the first steps of the next
+    are done.
+    """
+    contributions = {}
+    for peer, learner in learners.items():
+        if learner.steps_left:
+            learner.train(number - 1, lambda: False, learner.steps_left if learner.overlap else None)
+        contributions[peer] = Contribution(bytes(32), peer, 1, b"", True, learner.pack(number - 1))
+        if learner.overlap:
+            learner.train(number, lambda: False, learner.overlap)
+    return contributions
+
+
+def described(point: Point) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in point.settings.items()) or "as in the preset"
+    return (
+        f"loss {point.loss:.4f}  {point.payload_bytes:,.0f} B a packet, {point.times_below_dense:,.0f} x below dense  "
+        f"{point.seconds:.0f} s  {point.preset}, seed {point.seed}: {settings}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import click
 from cli.exit_codes import ExitCode
 from peer.options import check_address, check_place
 
+STDOUT = Path("-")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SETTING = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
 
@@ -89,6 +90,19 @@ class ExistingPath(click.ParamType[Path]):
         if not path.exists():
             named = f"{param.opts[0]} {value}" if param else value
             raise NotFound(f"{named}: there is no such file or folder (relative to {Path.cwd()})", ctx)
+        return path
+
+
+class OutputFile(click.ParamType[Path]):
+    """A file to be written in the end, in a folder that is there from the start; `-` is stdout."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if not path.parent.is_dir():
+            named = param.opts[0] if param else ""
+            raise NotFound(f"{named} {value}: there is no folder {path.parent}", ctx)
         return path
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from cli import bootstrap, identity, join, setup, simulate, start, status
+from cli import bootstrap, compare, identity, join, setup, simulate, start, status
 from cli.exit_codes import MEANINGS, ExitCode, explained
 from peer.version import VERSION
 
@@ -54,6 +54,7 @@ def peer(debug: bool) -> None:
 
 for command in (
     simulate.command,
+    compare.command,
     start.command,
     join.command,
     bootstrap.command,

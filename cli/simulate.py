@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from cli import scenarios
-from cli.arguments import Command, ExistingPath, Finite, NotFound, Setting, data_option
+from cli.arguments import STDOUT, Command, ExistingPath, Finite, OutputFile, Setting, data_option
 from peer.errors import TrainingFailed
 from simulator.options import PEERS_MAX, SimulateOptions, Summary
 
 # Written out, for their own modules import torch, which takes seconds; a test holds them equal.
-PRESETS = ("allreduce", "diloco", "distro", "muloco", "noloco", "sparseloco", "streaming-diloco")
+PRESETS = (
+    "allreduce",
+    "decoupled-diloco",
+    "diloco",
+    "distro",
+    "muloco",
+    "noloco",
+    "sparseloco",
+    "streaming-diloco",
+)
 MODELS = ("gpt-nano", "gpt-mini", "gpt-small")
 ONLY_VIRTUAL = ("latency_ms", "bandwidth_mbit", "churn_rate")
 DEFAULTS = SimulateOptions()
-STDOUT = Path("-")
 SEEDS_MAX = 1_000_000
-
-
-class JsonFile(click.ParamType[Path]):
-    """A file to be written in the end, in a folder that is there from the start; `-` is stdout."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if not path.parent.is_dir():
-            raise NotFound(f"--json {value}: there is no folder {path.parent}", ctx)
-        return path
 
 
 @click.command(cls=Command, name="simulate", short_help="A whole swarm on this machine, and what came of it.")
@@ -99,7 +93,7 @@ class JsonFile(click.ParamType[Path]):
     metavar="SECONDS",
     help="Give up after so long.",
 )
-@click.option("--json", "json_file", type=JsonFile(), metavar="FILE", help="Write the summary as JSON; - is stdout.")
+@click.option("--json", "json_file", type=OutputFile(), metavar="FILE", help="Write the summary as JSON; - is stdout.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -174,8 +168,8 @@ def simulated(options: SimulateOptions, *, virtual: bool) -> Summary:
         return run_local_swarm(options, show)
 
 
-def write_json(summary: Mapping[str, object], file: Path) -> None:
-    text = json.dumps(summary, indent=2)
+def write_json(value: object, file: Path) -> None:
+    text = json.dumps(value, indent=2)
     if file == STDOUT:
         click.echo(text)
     else:

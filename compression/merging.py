@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -37,6 +38,18 @@ def merge_flat(parts: Sequence[Flat], merge: Callable[[list[Tensor]], Tensor]) -
     merged = np.full(size, nobody.numpy()[0], dtype=np.float32)
     merged[union] = merge(rows).numpy()
     return torch.from_numpy(merged)
+
+
+def split_flat(part: Flat, sizes: Sequence[int]) -> list[Flat]:
+    """The coefficients of each tensor, of so many each, in order."""
+    if part.positions is None:
+        return [Flat(None, values, len(values)) for values in part.values.split_with_sizes(list(sizes))]
+    starts = [0, *accumulate(sizes)]
+    bounds = torch.searchsorted(part.positions, torch.tensor(starts, device=part.positions.device)).tolist()
+    return [
+        Flat(part.positions[low:high] - start, part.values[low:high], size)
+        for start, size, low, high in zip(starts, sizes, bounds, bounds[1:], strict=False)
+    ]
 
 
 def _merge_pieces(parts: Sequence[Flat], merge: Callable[[list[Tensor]], Tensor]) -> Tensor:

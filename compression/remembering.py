@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import final
 
 from torch import Tensor
 
 from compression.seam import Compressor, Flat, Packet, TensorSpec
+
+_Key = tuple[bytes, tuple[TensorSpec, ...]]
 
 
 @final
@@ -19,7 +22,10 @@ class Remembering(Compressor):
         self._compressor = compressor
         self._payloads_max = payloads_max
         self._bytes_max = bytes_max
-        self._unpacked: OrderedDict[tuple[bytes, tuple[TensorSpec, ...]], list[Packet]] = OrderedDict()
+        self._unpacked: OrderedDict[_Key, list[Packet]] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = Lock()
+        """Of the two above: what comes is checked in one thread and merged in another."""
 
     def compress(self, tensor: Tensor) -> Packet:
         return self._compressor.compress(tensor)
@@ -56,18 +62,21 @@ class Remembering(Compressor):
         return self._compressor.coefficient_counts(specs)
 
     def unpack(self, data: bytes, specs: list[TensorSpec]) -> list[Packet]:
+        """May be called from several threads at once."""
         key = data, tuple(specs)
-        known = self._unpacked.get(key)
+        with self._lock:
+            known = self._unpacked.get(key)
         if known is not None:
             return known
         packets = self._compressor.unpack(data, specs)
-        self._unpacked[key] = packets
-        size = sum(len(payload) for payload, _ in self._unpacked)
-        # Called from two threads: another may have removed the last one meanwhile.
-        while self._unpacked and (len(self._unpacked) > self._payloads_max or size > self._bytes_max):
-            try:
-                (oldest, _), _ = self._unpacked.popitem(last=False)
-            except KeyError:
-                break
-            size -= len(oldest)
+        with self._lock:
+            self._keep(key, packets)
         return packets
+
+    def _keep(self, key: _Key, packets: list[Packet]) -> None:
+        if key not in self._unpacked:  # Another thread may have unpacked the same meanwhile.
+            self._unpacked[key] = packets
+            self._size_bytes += len(key[0])
+        while len(self._unpacked) > self._payloads_max or self._size_bytes > self._bytes_max:
+            (oldest, _), _ = self._unpacked.popitem(last=False)
+            self._size_bytes -= len(oldest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 import tempfile
 import time
@@ -29,6 +28,8 @@ from network.daemon_process import (
     StartFailure,
     choose_port,
     is_loopback,
+    socket_path,
+    socket_prefix,
     start_daemon,
 )
 from network.end_mark import EndMarkedStream
@@ -56,7 +57,7 @@ async def open_network(
     """
     config = config or DaemonConfig()
     _quieten_hivemind()
-    _remove_stale_sockets()
+    _remove_stale_sockets(identity_path)
     async with open_background() as tasks:
         network = HivemindNetwork(tasks, identity_path, choose_port(listen), tuple(initial_peers), config)
         listener = await anyio.create_unix_listener(network.listener_path)
@@ -71,6 +72,7 @@ async def open_network(
                 await network.stop()
                 await listener.aclose()
                 network.listener_path.unlink(missing_ok=True)
+                _remove_stale_sockets(identity_path)
 
 
 @final
@@ -80,7 +82,7 @@ class HivemindNetwork(Network):
     def __init__(
         self, tasks: TaskGroup, identity_path: Path, listen: str, initial_peers: tuple[str, ...], config: DaemonConfig
     ) -> None:
-        self.listener_path = Path(tempfile.gettempdir()) / f"p2pd-streams-{secrets.token_hex(6)}.sock"
+        self.listener_path = socket_path(identity_path, "streams")
         self._tasks = tasks
         self._identity_path = identity_path
         self._listen = listen
@@ -221,7 +223,8 @@ class HivemindNetwork(Network):
         self._daemon = daemon
         try:
             with anyio.fail_after(self._config.start_seconds_max):
-                self._p2p = await cast(Any, P2P).replicate(Multiaddr(f"/unix{daemon.control}"))
+                client = _client_class(self._identity_path)
+                self._p2p = await client.replicate(Multiaddr(f"/unix{daemon.control}"))
                 self._peer_id, _ = await control.identify(daemon.control)
                 for protocol in self._handlers:
                     await control.register(daemon.control, protocol, self.listener_path)
@@ -292,11 +295,17 @@ def _quieten_hivemind() -> None:
     logging.getLogger("hivemind").setLevel(logging.WARNING)
 
 
-def _remove_stale_sockets() -> None:
-    """Remove what peers that were killed have left; young ones may just not listen yet."""
+def _client_class(identity_path: Path) -> Any:
+    """hivemind's client, whose socket then bears this peer's name: else nobody would know what a killed one left."""
+    return type("Client", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{socket_prefix(identity_path)}"})
+
+
+def _remove_stale_sockets(identity_path: Path) -> None:
+    """Remove what killed processes left: of this peer all; of others what is old, for it may just not listen yet."""
+    own = Path(socket_prefix(identity_path)).name
     for path in Path(tempfile.gettempdir()).glob("p2pd-*.sock"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            if path.name.startswith(own) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 try:
                     probe.connect(str(path))
                 except ConnectionRefusedError:

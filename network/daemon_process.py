@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import importlib.resources
 import logging
+import os
 import secrets
 import socket
 import subprocess
@@ -134,7 +136,7 @@ async def start_daemon(
     tasks: TaskGroup, identity_path: Path, listen: str, initial_peers: Sequence[str], config: DaemonConfig
 ) -> Daemon:
     """One attempt; the daemon's output is read by `tasks`. Raises `NetworkStartError`."""
-    control = Path(tempfile.gettempdir()) / f"p2pd-{secrets.token_hex(6)}.sock"
+    control = socket_path(identity_path, "control")
     try:
         command = [str(_find_binary()), *_arguments(control, identity_path, listen, initial_peers, config)]
         # Shielded, for a cancelled start would leave a process that nobody waits for. A session of its own: Ctrl+C in
@@ -159,6 +161,17 @@ async def start_daemon(
     tasks.start_soon(_log_output, output)
     tasks.start_soon(daemon.watch)
     return daemon
+
+
+def socket_prefix(identity_path: Path) -> str:
+    """How the names of all sockets of one peer begin, through all its processes: what a killed one left is known."""
+    tag = hashlib.sha256(os.fsencode(identity_path.resolve())).hexdigest()[:8]
+    return str(Path(tempfile.gettempdir()) / f"p2pd-{tag}-")
+
+
+def socket_path(identity_path: Path, kind: str) -> Path:
+    """A new name; short, for a socket's path has about 100 bytes at most."""
+    return Path(f"{socket_prefix(identity_path)}{kind}-{secrets.token_hex(4)}.sock")
 
 
 def choose_port(listen: str) -> str:

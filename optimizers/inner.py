@@ -10,7 +10,8 @@ from torch import nn
 
 INNERS = ("none", "sgd", "adamw", "muon")
 
-_NOT_HIDDEN = ("embedding", "embeddings", "embed", "wte", "wpe", "head", "lm_head")
+EMBEDDING_NAMES = ("embedding", "embeddings", "embed", "wte", "wpe")
+_NOT_HIDDEN = (*EMBEDDING_NAMES, "head", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from optimizers.inner import InnerSettings
 from optimizers.outer import OuterSettings
 from optimizers.schedule import Schedule
 
-MERGE_NAMES = ("mean", "mean_of_senders", "weighted_mean")
+MERGE_NAMES = ("mean", "mean_of_senders", "rda", "weighted_mean")
 Setting = str | int | float | bool
 _Settings = TypeVar("_Settings")
 
@@ -126,8 +126,8 @@ class Method:
             )
         if self.inner.kind == "none":
             raise ValueError("inner.kind = 'none': where mode is 'gossip' peers need an inner optimiser")
-        if self.merge == "mean_of_senders":
-            raise ValueError("merge = 'mean_of_senders': where mode is 'gossip' it must be mean or weighted_mean")
+        if self.merge in ("mean_of_senders", "rda"):
+            raise ValueError(f"merge = {self.merge!r}: where mode is 'gossip' it must be mean or weighted_mean")
 
 
 # Chosen with benchmarks/tune.py on gpt-nano, 4 peers. Outer momentum .8 suits runs of tens of rounds better than the .9
@@ -144,6 +144,17 @@ PRESETS = {
         error_feedback=True,
         residual_decay=0.99,
         chain="dct(64) topk(20/4096) bits(1)",
+    ),
+    "decoupled-diloco": Method(
+        inner=InnerSettings(kind="adamw", lr=1e-2),
+        outer=OuterSettings(kind="nesterov", lr=0.5, momentum=0.8),
+        schedule=Schedule(warmup=4),
+        inner_steps=20,
+        fragments=4,
+        overlap=4,
+        error_feedback=True,
+        merge="rda",
+        chain="identity all bits(4)",
     ),
     "diloco": Method(
         inner=InnerSettings(kind="adamw", lr=1e-2),

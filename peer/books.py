@@ -65,7 +65,8 @@ class Books:
         is_it = self.offered_on == record.prev and shared is not None
         self.offered_on = None
         heard, unknown = shared if is_it and shared is not None else (frozenset(), frozenset(range(parts)))
-        self._spend(self._shared_tokens * (len(heard) + len(unknown)) // parts)
+        # Rounded up, as owners round down: no token is counted twice.
+        self._spend(-(-self._shared_tokens * (len(heard) + len(unknown)) // parts))
         return heard, unknown
 
     def committed(self, record: Record) -> Own:

@@ -14,6 +14,7 @@ from typing import final
 from torch import Tensor
 
 from averaging.contribution import Contribution
+from averaging.outbox import Reduction
 from network.seam import PeerID
 from optimizers.seam import Tensors
 from peer import checkpoint, method
@@ -107,6 +108,26 @@ class Learner(ABC):
     @abstractmethod
     def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
         """What `load` would return, without loading; raises `ValueError`."""
+
+
+Shared = tuple[frozenset[int], frozenset[int]]
+"""The parts of this peer that a round merged, and those of which it does not know."""
+
+
+class SharingLearner(Learner):
+    """Where owners reduce: it packs all parts of the model, and merges for others those that its peer owns."""
+
+    @property
+    @abstractmethod
+    def num_parts(self) -> int: ...
+
+    @abstractmethod
+    def reduce(self, reduction: Reduction) -> bytes:
+        """What an owner makes of these shares: its payload for the round."""
+
+    @abstractmethod
+    def apply_shared(self, number: int, contributions: Sequence[Contribution], shared: Shared | None) -> None:
+        """Commits round `number`. `shared` is None where nothing of this peer was in the air."""
 
 
 @final

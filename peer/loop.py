@@ -19,8 +19,7 @@ from averaging.record import FINGERPRINT_BYTES, RECOVERY, Record
 from averaging.snapshots import Snapshot, SnapshotConfig, SnapshotFailed, fetch_snapshot, serve_snapshots
 from network.seam import Network, PeerID
 from peer.books import Books
-from peer.learner import Learner, Own
-from peer.owners_learner import OwnersLearner
+from peer.learner import Learner, Own, SharingLearner
 from peer.readings import healed, payloads_of, round_done
 from peer.reports import Left, Note, Recovered, Report, Trained, Validated
 from peer.shelf import Shelf
@@ -192,7 +191,7 @@ class PeerLoop:
 
     async def _offer(self, payload: bytes, willing: bool) -> bool:
         tokens = max(1, self._books.pending_tokens)
-        if isinstance(self._learner, OwnersLearner):
+        if isinstance(self._learner, SharingLearner):
             if not self._node.share(payload, tokens, willing):
                 return False
             self._books.shared(self._node.head, tokens)
@@ -203,7 +202,7 @@ class PeerLoop:
         self._books.offered(offered)
         return True
 
-    async def _reduce(self, learner: OwnersLearner) -> None:
+    async def _reduce(self, learner: SharingLearner) -> None:
         """As an owner of parts: merges what others shared, and offers that to the round."""
         for reduction in self._node.take_reductions():
             if reduction.shares and reduction.head.hash == self._applied.hash == self._node.head.hash:
@@ -211,7 +210,7 @@ class PeerLoop:
                 # Each part carries its own share of the tokens, so that all parts together count each token once.
                 tokens = sum(share.weight for share in reduction.shares) * len(parse_parts(payload))
                 if reduction.head.hash == self._node.head.hash:
-                    await self._node.offer(payload, max(1, tokens // len(learner.parts)), willing=True)
+                    await self._node.offer(payload, max(1, tokens // learner.num_parts), willing=True)
 
     async def _follow(self) -> None:
         """Applies all that is committed, takes a snapshot where that was asked for."""
@@ -221,7 +220,7 @@ class PeerLoop:
         if self._node.take_wants_snapshot():
             await self._jump()
             await self._apply_commits()
-        if isinstance(self._learner, OwnersLearner):
+        if isinstance(self._learner, SharingLearner):
             await self._reduce(self._learner)
 
     async def _apply_commits(self) -> None:
@@ -236,8 +235,8 @@ class PeerLoop:
     async def _apply(self, commit: Commit) -> None:
         record = commit.record
         assert record.prev == self._applied.hash
-        if isinstance(self._learner, OwnersLearner):
-            shared = self._books.reduced(record, commit.shared, len(self._learner.parts))
+        if isinstance(self._learner, SharingLearner):
+            shared = self._books.reduced(record, commit.shared, self._learner.num_parts)
             await self._worker.run(self._learner.apply_shared, record.round, commit.contributions, shared)
             is_mine = shared is not None and bool(shared[0])
         else:

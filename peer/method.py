@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from averaging.merge import Merge, build_merge
-from compression.merging import merge_flat
 from compression.seam import Compressor, Flat, InvalidPacket, Packet, TensorSpec
 from optimizers.outer import build_outer
 from optimizers.presets import Method
@@ -149,8 +148,9 @@ def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules)
     """The merged pseudo-gradient. Only it is dense: what members sent stays sparse, or is dense a piece at a time."""
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     weights = [member.weight for member in members]
-    merged = merge_flat(flat, lambda values: rules.merge.merge([{"": value} for value in values], weights)[""])
-    restored = rules.compressor.restore_all(merged, specs_of(anchor))
+    specs = specs_of(anchor)
+    sizes = dict(zip(sorted(anchor), rules.compressor.coefficient_counts(specs), strict=True))
+    restored = rules.compressor.restore_all(rules.merge.merge_flat(flat, weights, sizes), specs)
     return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
 
 

@@ -15,17 +15,14 @@ from averaging.record import Malformed
 from network.seam import PeerID
 from peer import checkpoint, method
 from peer.fragments import Fragments, partition
-from peer.learner import Learner, Own, Trained
+from peer.learner import Own, Shared, SharingLearner, Trained
 from peer.method import Rules, TrainingState
 from peer.progress import Progress
 from peer.trainer import Diverged, Trainer
 
-Shared = tuple[frozenset[int], frozenset[int]]
-"""The parts of this peer that a round merged, and those of which it does not know."""
-
 
 @final
-class OwnersLearner(Learner):
+class OwnersLearner(SharingLearner):
     """Error feedback on both sides: a peer keeps what its own packets left out, and an owner what the packets that it
     made of everybody's left out, until it owns that part's next round. Either is given up only when a round commits.
 
@@ -60,6 +57,10 @@ class OwnersLearner(Learner):
         self.overlap = rules.method.overlap
 
     @property
+    def num_parts(self) -> int:
+        return len(self.parts)
+
+    @property
     def steps_left(self) -> int:
         return self._progress.steps_left
 
@@ -82,7 +83,7 @@ class OwnersLearner(Learner):
         return encode_parts(self._packets)
 
     def reduce(self, reduction: Reduction) -> bytes:
-        """The merged packets of the parts in these shares: `compress(kept + merge(shares))`, part by part."""
+        """Part by part `compress(kept + merge(shares))`."""
         compressor = self._rules.compressor.seeded(reduction.head.round)
         opened = [(share, parse_parts(share.payload)) for share in reduction.shares]
         merged: dict[int, bytes] = {}
@@ -100,7 +101,6 @@ class OwnersLearner(Learner):
         self.apply_shared(number, contributions, None if own is Own.NOTHING else (frozenset(), frozenset()))
 
     def apply_shared(self, number: int, contributions: Sequence[Contribution], shared: Shared | None) -> None:
-        """Commits round `number`. `shared` is None where nothing of this peer was in the air."""
         before = self.state.anchor
         delta: dict[str, Tensor] = {}
         for contribution in sorted(contributions, key=lambda c: c.owner):

@@ -18,14 +18,13 @@ from peer.learner import Learner
 from peer.reports import Report, RoundDone, Trained, Validated
 from peer.spec import RunSpec
 from simulator.checkers import NoProgress
+from simulator.curve import Curve, loss_held_out
 from simulator.gossip_swarm import GossipOutcome, GossipSwarmConfig, run_gossip_swarm
 from simulator.options import SimulateOptions, Summary, Tokens
 from simulator.progress import Progress
 from simulator.replicas import distance_max, mean_of
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
-TRAIN_SECONDS = 0.5
-"""Of virtual time for one inner step, as in `simulator.virtual`."""
 PROGRESS_SECONDS = 0.2
 
 
@@ -41,7 +40,7 @@ def run_virtual_gossip(
         return build_with(spec, me, corpus).learner
 
     rate = float("inf") if options.bandwidth_mbit is None else options.bandwidth_mbit * 1e6 / 8
-    train_seconds = TRAIN_SECONDS * method.inner_steps
+    train_seconds = options.step_seconds * method.inner_steps
     config = GossipSwarmConfig(
         peers=options.peers,
         rounds=options.rounds,
@@ -52,6 +51,7 @@ def run_virtual_gossip(
         churn_rate=options.churn_rate,
         kill_every_seconds=options.kill_every_seconds,
         train_seconds=train_seconds,
+        speed_spread=options.speed_spread,
         validate_rounds=max(1, options.rounds // 10),
         stall_seconds_max=max(300.0, 20 * train_seconds),
         payload_bytes_max=built.gossip.payload_bytes_max,
@@ -61,7 +61,7 @@ def run_virtual_gossip(
         outcome = run_virtual(lambda: run_gossip_swarm(config, make_learner, on_report=watch.see), config=limit)
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was reached: {error}") from error
-    return _summary(options, outcome, built.parameters, method.inner_steps, watch)
+    return _summary(options, outcome, built.parameters, method.inner_steps, watch, corpus)
 
 
 class _Watch:
@@ -77,9 +77,11 @@ class _Watch:
         self._lives: dict[PeerID, int] = {}
         self._losses: dict[PeerID, float] = {}
         self._told_at = 0.0
+        self.curve = Curve(options.rounds)
 
     def see(self, peer: PeerID, report: Report) -> None:
         progress = self.progress
+        self.curve.see(report)
         if isinstance(report, Trained):
             before = self._lives.get(peer, 0)
             # A restarted peer counts from zero again.
@@ -100,7 +102,12 @@ class _Watch:
 
 
 def _summary(
-    options: SimulateOptions, outcome: GossipOutcome, parameters: int, inner_steps: int, watch: _Watch
+    options: SimulateOptions,
+    outcome: GossipOutcome,
+    parameters: int,
+    inner_steps: int,
+    watch: _Watch,
+    corpus: Corpus,
 ) -> Summary:
     rounds = max(1, outcome.rounds)
     learners = [learner for learner in outcome.learners.values() if isinstance(learner, GossipLearner)]
@@ -126,4 +133,7 @@ def _summary(
         mode="gossip",
         replicas_apart=apart,
         loss_of_mean=learners[0].validation_loss(),
+        loss_held_out=loss_held_out(options.model, replicas, corpus),
+        seconds_to_goal=watch.curve.seconds_to_goal,
+        curve=watch.curve.points(),
     )

@@ -36,6 +36,10 @@ class SimulateOptions:
     """One-way delay of every link. Only in a virtual swarm, like the next two."""
     bandwidth_mbit: float | None = None
     """Upload and download of every peer; None is unlimited."""
+    step_seconds: float = 0.5
+    """Of virtual time for one inner step, by a peer of average speed."""
+    speed_spread: float = 0.3
+    """Peers of a virtual swarm differ in speed by up to this fraction."""
     parts: int = 0
     """For large swarms: so many parts, each merged by its owner; 0: everybody gets everybody's packets."""
     churn_rate: float = 0.0
@@ -51,6 +55,8 @@ class SimulateOptions:
         _check_within("timeout_seconds", self.timeout_seconds, 1, 1_000_000)
         _check_within("latency_ms", self.latency_ms, 0, 60_000)
         _check_within("churn_rate", self.churn_rate, 0, 1)
+        _check_within("step_seconds", self.step_seconds, 0.001, 3600)
+        _check_within("speed_spread", self.speed_spread, 0, 0.9)
         if self.kill_every_seconds is not None:
             _check_within("kill_every_seconds", self.kill_every_seconds, 1, 1_000_000)
         if self.bandwidth_mbit is not None:
@@ -78,6 +84,15 @@ def tokens_by_peer(tokens_of: Mapping[str, tuple[int, int]]) -> Tokens:
     by_peer = {peer: (processed, merged, processed - merged) for peer, (processed, merged) in tokens_of.items()}
     processed, merged, lost = (sum(each[at] for each in by_peer.values()) for at in range(3))
     return Tokens(processed, merged, lost, by_peer)
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """What the loss was after a round, and when; `seconds` are virtual."""
+
+    round: int
+    seconds: float
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +126,14 @@ class Summary:
     """In a gossip run: the largest distance between two replicas, as a share of the norm of their mean."""
     loss_of_mean: float | None = None
     """In a virtual gossip run: the loss of the mean of all replicas."""
+    loss_held_out: float | None = None
+    """In a virtual run: of the last state on more held-out text than peers look at; of replicas the mean."""
+    seconds_to_goal: float | None = None
+    """In a virtual run: until the last peer had the last round behind it; `seconds` has the goodbyes in it."""
+    curve: tuple[LossPoint, ...] = ()
+    """Of a virtual run."""
 
     def as_json(self) -> dict[str, object]:
         """Plain values; a loss that nobody measured is null, for JSON knows no NaN."""
-        fields = dataclasses.asdict(self)
+        fields = {**dataclasses.asdict(self), "curve": [dataclasses.asdict(point) for point in self.curve]}
         return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in fields.items()}

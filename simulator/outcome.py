@@ -37,6 +37,8 @@ class SwarmConfig:
     """Peers differ in speed by up to this fraction."""
     parts: int = 0
     """Above 0 owners reduce, each of them its parts of so many."""
+    voters_max: int = 8
+    """So many vote and own parts at most, where owners reduce."""
     start_peers: int | None = None
     """Offers that the first round waits for; None for all that are there from the beginning."""
     snapshot_bytes: int = 4000

@@ -34,7 +34,9 @@ from simulator.faults import (
 
 PEERS_MAX = 1000
 FAULTS_MAX = 10_000
-LEARNERS = ("units", "vector", "overlap", "streaming")
+LEARNERS = ("units", "vector", "overlap", "streaming", "owners")
+OWNERS_PEERS_MIN = 5
+"""In a smaller group owners would save nothing."""
 
 
 @final
@@ -52,7 +54,8 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     learner: str = "units"
     """`units` are counted one by one; `vector` is 64 real numbers through the real method and a real compressor, with
-    `overlap` training during the round, with `streaming` in fragments too.
+    `overlap` training during the round, with `streaming` in fragments too; with `owners` it meets at those who own its
+    parts.
     """
     live_seconds: float = 300.0
     delay: float = 0.02
@@ -166,7 +169,7 @@ def _draw(seed: int) -> Scenario:
         made += [make(dice) for _ in range(rng.randint(1, most))]
     if rng.random() < 0.2 and dice.peers > 1:
         made.append(Late(dice.number(1, dice.end), rng.randrange(1, dice.peers)))
-    learner = _learner(rng.random())
+    learner = _learner(rng.random(), dice.peers)
     return Scenario(
         peers=dice.peers,
         rounds=rng.randint(5, 12),
@@ -184,10 +187,10 @@ def _draw(seed: int) -> Scenario:
     )
 
 
-def _learner(drawn: float) -> str:
-    return next(
-        (name for name, below in (("vector", 0.03), ("overlap", 0.05), ("streaming", 0.07)) if drawn < below), "units"
-    )
+def _learner(drawn: float, peers: int) -> str:
+    chances = (("vector", 0.03), ("overlap", 0.05), ("streaming", 0.07), ("owners", 0.13))
+    chosen = next((name for name, below in chances if drawn < below), "units")
+    return "units" if chosen == "owners" and peers < OWNERS_PEERS_MIN else chosen
 
 
 def _down(kind: type[Crash] | type[Torn] | type[Leave] | type[DiskLoss]) -> _Drawn:

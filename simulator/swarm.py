@@ -29,6 +29,7 @@ from simulator.faults import Late
 from simulator.injector import Injector
 from simulator.liveness import break_and_mend, kill_regularly, watch
 from simulator.outcome import Outcome, SwarmConfig
+from simulator.owners_vector import OwnersVectorLearner
 from simulator.phases import Phases
 from simulator.storage import SimulatedStorage
 from simulator.toy import Ledger, ToyLearner, ToySigner, VirtualWorker, training_share
@@ -225,7 +226,7 @@ class Swarm:
 
             try:
                 await run_member(parts, self._member_config(), lambda r: self._report(number, r), started)
-                if isinstance(learner, (ToyLearner, VectorLearner)):
+                if isinstance(learner, (ToyLearner, VectorLearner, OwnersVectorLearner)):
                     learner.check_left(crashed=signer.peer_id in self.crashed)
             finally:
                 if number in self.members:
@@ -243,6 +244,7 @@ class Swarm:
                 start_peers=config.peers - len(self._late) if config.start_peers is None else config.start_peers,
                 max_peers=max(64, config.peers),
                 parts=config.parts,
+                voters_max=config.voters_max,
             ),
             loop=LoopConfig(
                 rounds_goal=config.rounds if config.live_seconds is None else None,

@@ -14,6 +14,7 @@ from typing import TypeVar, final
 from simulator.scenario import Scenario
 from simulator.trial import Verdict, run_scenario
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -85,17 +86,17 @@ def sweep(
     return figures
 
 
-def over_processes(run: Callable[[int], T], seeds: Sequence[int], processes: int | None = None) -> Iterator[T]:
-    """`run` of each seed, in order; in this process if one is enough."""
-    processes = min(processes or os.cpu_count() or 1, len(seeds))
+def over_processes(run: Callable[[S], T], works: Sequence[S], processes: int | None = None) -> Iterator[T]:
+    """`run` of each work, such as a seed, in order; in this process if one is enough."""
+    processes = min(processes or os.cpu_count() or 1, len(works))
     if processes < 2:
-        yield from map(run, seeds)
+        yield from map(run, works)
         return
     # A fork would copy the threads' locks of whatever is loaded here.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_one_thread) as pool:
         try:
-            yield from pool.map(run, seeds)
+            yield from pool.map(run, works)
         finally:
             pool.shutdown(cancel_futures=True)
 

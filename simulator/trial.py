@@ -9,12 +9,15 @@ from typing import final
 
 from network.simulated import Access, Link
 from simulator.outcome import Outcome, SwarmConfig
+from simulator.owners_vector import PARTS, OwnersBooks
 from simulator.scenario import Scenario
-from simulator.swarm import Swarm
+from simulator.swarm import LearnerFactory, Swarm
 from simulator.vector import METHODS, PAYLOAD_BYTES_MAX, VectorBooks
 from simulator.virtual_time import VirtualConfig, run_virtual
 
 TOY_PAYLOAD_BYTES_MAX = 1 << 16
+OWNERS_MAX = 3
+"""Fewer than there are peers, so that voters are chosen."""
 
 
 @final
@@ -36,9 +39,12 @@ def run_scenario(scenario: Scenario) -> Verdict:
 
     async def program() -> Outcome:
         # `Swarm` reads the loop's clock from its beginning on.
-        chosen = METHODS.get(scenario.learner)
-        make_learner = None if chosen is None else VectorBooks(chosen).learner
-        payload_bytes_max = TOY_PAYLOAD_BYTES_MAX if chosen is None else PAYLOAD_BYTES_MAX
+        make_learner: LearnerFactory | None = None
+        if scenario.learner == "owners":
+            make_learner = OwnersBooks().learner
+        elif scenario.learner in METHODS:
+            make_learner = VectorBooks(METHODS[scenario.learner]).learner
+        payload_bytes_max = TOY_PAYLOAD_BYTES_MAX if make_learner is None else PAYLOAD_BYTES_MAX
         swarms.append(Swarm(_config_of(scenario), make_learner, payload_bytes_max=payload_bytes_max))
         return await swarms[0].run()
 
@@ -65,6 +71,8 @@ def _config_of(scenario: Scenario) -> SwarmConfig:
         speed_spread=scenario.speed_spread,
         snapshot_bytes=scenario.snapshot_bytes,
         snapshot_seconds=scenario.snapshot_seconds,
+        parts=PARTS if scenario.learner == "owners" else 0,
+        voters_max=OWNERS_MAX,
         stall_seconds_max=scenario.faults_end + 2 * scenario.live_seconds,
     )
 

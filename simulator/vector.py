@@ -60,19 +60,23 @@ class _Vector(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.zeros(SIZE // len(_QUARTERS))))
 
 
-def _loss(model: nn.Module, batch: Tensor) -> Tensor:
+def vector_model() -> nn.Module:
+    return _Vector()
+
+
+def linear_loss(model: nn.Module, batch: Tensor) -> Tensor:
     """Linear in the vector, so that its gradient is the batch."""
     return (torch.cat([parameter for _, parameter in sorted(model.named_parameters())]) * batch[0]).sum()
 
 
-def _joined(parts: Mapping[str, Tensor]) -> Tensor:
+def joined(parts: Mapping[str, Tensor]) -> Tensor:
     """The vector whose parts are given, zero where one is not."""
     quarter = torch.zeros(SIZE // len(_QUARTERS))
     return torch.cat([parts.get(name, quarter) for name in _QUARTERS]).double()
 
 
 @lru_cache(maxsize=8)
-def _rules(chosen: Method) -> method.Rules:
+def rules_for(chosen: Method) -> method.Rules:
     # All peers read the same payloads.
     return method.rules_of(chosen, lambda text: Remembering(parse_chain(text)))
 
@@ -111,10 +115,10 @@ class VectorLearner(Learner):
 
     def __init__(self, me: PeerID, books: VectorBooks) -> None:
         self.me = me
-        model = _Vector()
-        rules = _rules(books.method)
+        model = vector_model()
+        rules = rules_for(books.method)
         state = method.initial_state(model, rules)
-        trainer = Trainer(model, _loss, lambda round_index, step: books.draw(me), books.method)
+        trainer = Trainer(model, linear_loss, lambda round_index, step: books.draw(me), books.method)
         self.inner = TorchLearner(me, state, rules, trainer, [torch.ones(1, SIZE)])
         self.round_steps = self.inner.round_steps
         self.overlap = self.inner.overlap
@@ -126,7 +130,7 @@ class VectorLearner(Learner):
         """All that was made and not said, or said in vain so far."""
         inner = self.inner
         held = inner.state.residual | (inner._wanted or {})
-        return _joined(held) + _joined(inner._progress.unpacked())
+        return joined(held) + joined(inner._progress.unpacked())
 
     @property
     def steps_left(self) -> int:
@@ -140,7 +144,7 @@ class VectorLearner(Learner):
         return self.inner.pack(round_index)
 
     def apply(self, number: int, contributions: Sequence[Contribution], own: Own) -> None:
-        before, anchor = self.fingerprint(), _joined(self.inner.state.anchor)
+        before, anchor = self.fingerprint(), joined(self.inner.state.anchor)
         if own is Own.FORGOTTEN:
             self._lost = None  # An earlier process said it, and took with it what it did not say.
         self.inner.apply(number, contributions, own)
@@ -148,11 +152,11 @@ class VectorLearner(Learner):
             self._write_down(before, anchor, contributions)
 
     def _write_down(self, before: bytes, anchor: Tensor, contributions: Sequence[Contribution]) -> None:
-        said = {c.owner: _joined(self.inner.heard(c.payload)) for c in contributions}
+        said = {c.owner: joined(self.inner.heard(c.payload)) for c in contributions}
         self._books.history.add(before, contributions, self.fingerprint(), said)
         mean = torch.stack(list(said.values())).mean(0)
         expected = anchor - self._books.method.outer.lr * mean
-        self._check("the anchor", _joined(self.inner.state.anchor) - expected, expected)
+        self._check("the anchor", joined(self.inner.state.anchor) - expected, expected)
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         if joined is None:

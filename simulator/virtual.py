@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -16,11 +17,14 @@ from network.simulated import Access, Link
 from peer.build import build_with, dense_bytes
 from peer.data import load_corpus
 from peer.errors import TrainingFailed
-from peer.learner import Learner
+from peer.gossip_learner import GossipLearner
+from peer.learner import Learner, TorchLearner
 from peer.method import initial_state, rules_of
+from peer.owners_learner import OwnersLearner
 from peer.reports import Report, RoundDone, Trained, Validated
 from peer.spec import make_spec
 from simulator.checkers import NoProgress
+from simulator.curve import Curve, loss_held_out
 from simulator.gossip_virtual import run_virtual_gossip
 from simulator.group import group_of
 from simulator.options import SimulateOptions, Summary, tokens_by_peer
@@ -29,8 +33,6 @@ from simulator.progress import Progress
 from simulator.swarm import run_swarm
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
-TRAIN_SECONDS = 0.5
-"""Of virtual time for one inner step; real speed differs, and the same everywhere makes runs comparable."""
 PROGRESS_SECONDS = 0.2
 
 
@@ -61,8 +63,13 @@ def run_virtual_swarm(
     def limits() -> int:
         return build_with(spec, PeerID(Identity(bytes(32)).peer_id), corpus).engine.payload_bytes_max
 
+    learners: dict[PeerID, TorchLearner | OwnersLearner] = {}
+
     def make_learner(me: PeerID) -> Learner:
-        return build_with(spec, me, corpus).learner
+        learner = build_with(spec, me, corpus).learner
+        assert not isinstance(learner, GossipLearner)
+        learners[me] = learner
+        return learner
 
     watch = _Watch(options, dense_bytes(parameters, method.round_steps, options.peers), on_progress, begun)
     config = SwarmConfig(
@@ -74,9 +81,11 @@ def run_virtual_swarm(
         access=_access(options.bandwidth_mbit),
         churn_rate=options.churn_rate,
         kill_every_seconds=options.kill_every_seconds,
-        train_seconds=TRAIN_SECONDS * method.round_steps,
+        train_seconds=options.step_seconds * method.round_steps,
+        speed_spread=options.speed_spread,
         snapshot_bytes=4 * parameters,
         validate_rounds=max(1, options.rounds // 10),
+        stall_seconds_max=max(600.0, 20 * options.step_seconds * method.round_steps),
     )
     try:
         outcome = run_virtual(
@@ -85,7 +94,13 @@ def run_virtual_swarm(
         )
     except (NoProgress, VirtualTimeExceeded) as error:
         raise TrainingFailed(f"only round {watch.progress.round} of {options.rounds} was committed: {error}") from error
-    return _summary(options, outcome, parameters, method.round_steps)
+    held_out = loss_held_out(options.model, [next(iter(learners.values())).state.anchor], corpus)
+    return replace(
+        _summary(options, outcome, parameters, method.round_steps),
+        loss_held_out=held_out,
+        seconds_to_goal=watch.curve.seconds_to_goal,
+        curve=watch.curve.points(),
+    )
 
 
 def _access(bandwidth_mbit: float | None) -> Access:
@@ -97,7 +112,7 @@ def _access(bandwidth_mbit: float | None) -> Access:
 
 def _virtual_seconds_max(options: SimulateOptions, inner_steps: int) -> float:
     """Generous: a round that takes a hundred times its training, or the asked time-out, is no progress any more."""
-    return max(options.timeout_seconds, 100 * TRAIN_SECONDS * inner_steps * options.rounds)
+    return max(options.timeout_seconds, 100 * options.step_seconds * inner_steps * options.rounds)
 
 
 class _Watch:
@@ -108,12 +123,14 @@ class _Watch:
     ) -> None:
         self.progress = Progress(peers_wanted=options.peers, rounds_goal=options.rounds, dense_bytes=dense)
         self.begun = begun
+        self.curve = Curve(options.rounds)
         self._on_progress = on_progress
         self._training: set[PeerID] = set()
         self._told_at = 0.0
 
     def see(self, peer: PeerID, report: Report) -> None:
         progress = self.progress
+        self.curve.see(report)
         if isinstance(report, Trained):
             self._training.add(peer)
         elif isinstance(report, Validated):

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import msgpack
 
 from averaging import journal
+from averaging.chain import Left
 from averaging.config import EngineConfig
 from averaging.engine import Engine
 from averaging.messages import encode_message, parse_message
@@ -23,61 +23,7 @@ from averaging.outbox import Actions, Commit, Fork, Reduction
 from averaging.owners import encode_parts, parse_parts
 from averaging.record import NORMAL, RECOVERY, Record, genesis, sha256
 from simulator.toy import ToySigner
-
-
-@dataclass
-class Chaos:
-    """How hard the world is; probabilities are per message or per second."""
-
-    delay: float = 0.02
-    jitter: float = 0.05
-    loss: float = 0.0
-    breaks: float = 0.0
-    crashes: float = 0.0
-    blackouts: float = 0.0
-    """The share of commits right after which all peers crash at the same instant: before the log is written."""
-    torn: float = 0.0
-    """The share of durable writes in whose middle the peer crashes."""
-    down_seconds: float = 2.0
-    deaths: float = 0.0
-    """The share of crashes after which a peer never comes back, as long as two are left."""
-    partitions: float = 0.0
-    """How often a second the peers fall into two sides."""
-    partition_seconds: float = 60.0
-    quiet_after: float = float("inf")
-    """From then on nothing fails any more, and all sides are one."""
-    compute: float = 0.5
-    start_peers: int = 1
-    parts: int = 0
-    """Owners reduce, each its part of so many; 0: everybody gets everything."""
-    voters_max: int = 4
-    compact_rounds: int = 32
-    """Every so many rounds the journal is begun anew; half as many rounds can still be replayed by others."""
-
-
-@dataclass
-class ToyPeer:
-    signer: ToySigner
-    engine: Engine | None = None
-    journal: list[bytes] = field(default_factory=list)
-    log: list[bytes] = field(default_factory=list)
-    lazy: list[bytes] = field(default_factory=list)
-    lazy_log: list[bytes] = field(default_factory=list)
-    life: int = 0
-    state: bytes = b""
-    round: int = 0
-    at: bytes = b""
-    """The record whose state this is."""
-    side: int = 0
-    units: dict[int, int] = field(default_factory=dict)
-    """Where owners reduce: what it shared last of each part."""
-    is_dead: bool = False
-    computing: bool = False
-    offered_on: bytes = b""
-    speed: float = 1.0
-    tick_at: float = float("inf")
-    jumping: bool = False
-
+from tests.averaging.chaos import Chaos, ToyPeer
 
 # What is sent to all is parsed once: messages are values.
 _parsed = lru_cache(maxsize=256)(parse_message)
@@ -138,7 +84,7 @@ class EngineSwarm:
         peer.state, peer.round, peer.at = bytes(16), 0, self.first.hash
         for record in restored.chain.records[1:]:
             self.apply(peer, record)
-        peer.offered_on, peer.computing, peer.jumping = b"", False, False
+        peer.offered_on, peer.computing, peer.jumping, peer.said = b"", False, False, {}
         peer.engine.anchored(peer.engine.head.hash, peer.state, self.now)
         for other in self.peers:
             if other is not peer and other.engine is not None and other.side == peer.side:
@@ -284,6 +230,22 @@ class EngineSwarm:
             self.unknown += len(unknown)
             self.heard += len(heard)
 
+    def check_left(self, peer: ToyPeer, left: Sequence[Left]) -> None:
+        """Whoever leaves a chain gets back what it had said there."""
+        for gone in left:
+            said = peer.said.pop(gone.record.hash, None)
+            assert said is None or (gone.mine is not None and gone.mine.digest == said), (
+                "what was said is not given back"
+            )
+
+    def converge(self, seconds: float) -> None:
+        """So long after the end of all faults everybody who lives is on one chain, at most three rounds apart."""
+        self.run(10**9, max(self.now, self.chaos.quiet_after) + seconds)
+        heads = [peer.engine.head for peer in self.peers if peer.engine is not None]
+        last = min(heads, key=lambda record: record.round)
+        assert max(record.round for record in heads) - last.round <= 3, [record.round for record in heads]
+        assert all(last.hash in p.engine.chain for p in self.peers if p.engine is not None), "two chains remain"
+
     def apply(self, peer: ToyPeer, record: Record) -> None:
         assert record.prev == peer.at
         self.learn(record)
@@ -348,10 +310,14 @@ class EngineSwarm:
         for event in actions.commits:
             if isinstance(event, Fork):
                 self.heals += 1
+                self.check_left(peer, event.left)
                 peer.at, peer.round = event.ancestor.hash, event.ancestor.round
                 peer.state = self.states[peer.at]
                 continue
             self.trace.update(event.record.hash)
+            mine = event.record.member(peer.signer.peer_id)
+            if mine is not None:
+                peer.said[event.record.hash] = mine.digest
             if self.chaos.parts:
                 self.check_parts(peer, event)
             self.apply(peer, event.record)
@@ -392,6 +358,7 @@ class EngineSwarm:
         elif (moved := engine.adopt(head.hash, self.now)) is not None:
             self.jumps += 1
             self.heals += bool(moved.left)
+            self.check_left(peer, moved.left)
             for record in moved.joined:
                 self.learn(record)
             peer.round, peer.state, peer.at = head.round, self.states[head.hash], head.hash

@@ -26,7 +26,7 @@ def members(
 
 def test_the_names_are_those_that_a_method_may_name() -> None:
     assert sorted(MERGES) == sorted(MERGE_NAMES)
-    with pytest.raises(ValueError, match=r"merge = 'max': must be one of mean, mean_of_senders, weighted_mean"):
+    with pytest.raises(ValueError, match=r"merge = 'max': must be one of mean, mean_of_senders, rda, weighted_mean"):
         build_merge("max")
 
 
@@ -38,8 +38,10 @@ def test_the_contract(name: str, seed: int, count: int, weights: list[int]) -> N
     merged = build_merge(name).merge(given_members, weights[:count])
     assert merged.keys() == given_members[0].keys()
     stacked = torch.stack([member["a"] for member in given_members])
-    assert bool((merged["a"] <= stacked.amax(0).clamp(min=0) + 1e-5).all())
-    assert bool((merged["a"] >= stacked.amin(0).clamp(max=0) - 1e-5).all())
+    if name != "rda":  # It bounds the norm of the whole tensor instead.
+        assert bool((merged["a"] <= stacked.amax(0).clamp(min=0) + 1e-5).all())
+        assert bool((merged["a"] >= stacked.amin(0).clamp(max=0) - 1e-5).all())
+    assert float(merged["a"].norm()) <= float(stacked.flatten(1).norm(dim=1).sum()) + 1e-5
     assert not bool(merged["a"][(stacked == 0).all(0)].any())
     for member, copy in zip(given_members, copies, strict=True):
         assert all(torch.equal(member[key], copy[key]) for key in copy)

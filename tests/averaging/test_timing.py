@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from averaging.instance import Instance, Vote
 from averaging.record import Ballot
 from averaging.round_clock import RoundClock
-from averaging.timing import PACE_TIMES, Pace, Timing, TimingConfig, take_over_seconds, waited_for
+from averaging.timing import PACE_TIMES, SPREAD_TIMES, Pace, Timing, TimingConfig, take_over_seconds, waited_for
 from network.seam import PeerID
 from tests.averaging.strategies import SIGNERS, child_of, first, offer_of
 
 CONFIG = TimingConfig()
 seconds = st.floats(0, 1e6)
 PEERS = [s.peer_id for s in SIGNERS]
-paces = st.builds(Pace, st.lists(seconds, min_size=1, max_size=PACE_TIMES).map(tuple))
+paces = st.builds(Pace, st.lists(seconds, min_size=1, max_size=SPREAD_TIMES).map(tuple))
 maybe_paces = st.just(Pace()) | paces
 timings = st.builds(Timing, maybe_paces, maybe_paces, st.dictionaries(st.sampled_from(PEERS), paces))
 subsets = st.sets(st.sampled_from(PEERS))
@@ -24,14 +24,15 @@ subsets = st.sets(st.sampled_from(PEERS))
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
 def test_a_pace_stays_among_the_last_times(times: list[float]) -> None:
     pace = Pace()
-    assert not pace.is_known and (pace.mean, pace.high) == (0.0, 0.0)
+    assert not pace.is_known and (pace.mean, pace.late, pace.high) == (0.0, 0.0, 0.0)
     for time in times:
         pace = pace.observed(time)
     last = times[-PACE_TIMES:]
     assert pace.is_known
-    assert pace.times == tuple(last)
+    assert pace.times == tuple(times[-SPREAD_TIMES:])
     assert min(last) <= pace.mean <= max(last)
     assert pace.high >= pace.mean + pace.mean / 2
+    assert pace.late >= pace.mean + pace.mean / 5
 
 
 @given(st.lists(seconds, min_size=4, max_size=4), st.lists(seconds, min_size=3, max_size=3), st.permutations(range(7)))
@@ -48,7 +49,22 @@ def test_a_new_pace_is_learnt_within_seven_times() -> None:
     pace = Pace((3.0,) * PACE_TIMES)
     for _ in range(PACE_TIMES):
         pace = pace.observed(1.0)
-    assert pace == Pace((1.0,) * PACE_TIMES)
+    assert (pace.mean, pace.high) == (1.0, 1.5)
+
+
+def test_who_is_regular_is_late_soon_and_who_varies_is_given_time() -> None:
+    regular = Pace((1.0, 1.01) * PACE_TIMES)
+    assert regular.late == regular.mean * 1.2
+    varying = Pace((1.0, 1.2, 0.8, 1.1, 0.9) * 3)
+    assert varying.mean == 1.0
+    assert varying.late == 1.0 + 4 * (varying.times[3] - 1.0)
+    assert Pace((1.0, 1.01)).late > 1.5, "too few times to call it regular"
+
+
+def test_stragglings_among_the_last_times_make_nobody_late_later() -> None:
+    usual = (1.0, 1.02, 0.98, 1.04, 0.96)
+    for odd in ((), (20.0,), (20.0, 7.0)):
+        assert 1.2 <= Pace((*usual, *odd, *usual)).late < 1.35
 
 
 def test_what_was_committed_without_a_proposal_teaches_no_decision() -> None:
@@ -82,6 +98,13 @@ def test_equals_are_waited_for_and_one_ten_times_slower_is_not() -> None:
     pace = {p: Pace((1.0, 1.1)) for p in PEERS[:4]} | {PEERS[4]: Pace((10.0,))}
     timing = Timing(cycles=pace)
     assert waited_for(timing, PEERS[:2], PEERS[2:5]) == sorted(PEERS[2:4])
+
+
+def test_who_is_hardly_slower_is_waited_for_and_who_costs_much_of_the_rate_is_not() -> None:
+    for slow, is_worth_it in ((1.2, True), (1.55, True), (1.6, False)):
+        timing = Timing(cycles={p: Pace((1.0,)) for p in PEERS[:3]} | {PEERS[3]: Pace((slow,))})
+        # Four at its pace bring 4 / slow a second, three without it 3.
+        assert waited_for(timing, PEERS[:3], PEERS[3:4]) == (PEERS[3:4] if is_worth_it else []), slow
 
 
 def test_one_odd_round_does_not_change_a_pace() -> None:

@@ -32,7 +32,16 @@ ALL = commands(peer)
 
 
 def test_the_commands_that_users_know_are_there() -> None:
-    assert {path[0] for path, _ in ALL} == {"simulate", "start", "join", "bootstrap", "status", "identity", "setup"}
+    assert {path[0] for path, _ in ALL} == {
+        "simulate",
+        "compare",
+        "start",
+        "join",
+        "bootstrap",
+        "status",
+        "identity",
+        "setup",
+    }
 
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=["-".join(path) for path, _ in ALL])

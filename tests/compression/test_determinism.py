@@ -18,7 +18,6 @@ from averaging.merge import MERGES, build_merge
 from compression.chain import parse_chain
 from compression.cosines import integer_basis
 from compression.exact import SparseTiles, inverse_tiles
-from compression.merging import merge_flat
 from compression.seam import Flat, Packet, TensorSpec
 from compression.transform import Dct
 
@@ -135,10 +134,9 @@ def test_merging_what_was_sent_is_merging_everything(peers: int, size: int, seed
         dense.append(torch.zeros(size).index_copy_(0, places, values))
     weights = [int(weight) for weight in rng.integers(1, 9, peers)]
 
-    def merged(tensors: list[Tensor]) -> Tensor:
-        return merge.merge([{"": tensor} for tensor in tensors], weights)[""]
-
-    assert torch.equal(merge_flat(parts, merged).view(torch.int32), merged(dense).view(torch.int32))
+    flat = merge.merge_flat(parts, weights, {"": size})
+    expected = merge.merge([{"": tensor} for tensor in dense], weights)[""]
+    assert torch.equal(flat.view(torch.int32), expected.view(torch.int32))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -11,6 +14,8 @@ from compression.seam import InvalidPacket, TensorSpec
 
 CHAIN = parse_chain("dct(64) topk(32/4096) bits(1)")
 SPECS = [TensorSpec((70, 65), torch.float32)]
+IDENTITY = parse_chain("identity all fp32")
+FEW = [TensorSpec((4,), torch.float32)]
 
 
 def payload(seed: int) -> bytes:
@@ -45,3 +50,22 @@ def test_what_is_refused_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(InvalidPacket):
             remembering.unpack(b"nothing of the kind", SPECS)
+
+
+def test_threads_may_unpack_at_the_same_time() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        remembering = Remembering(IDENTITY, payloads_max=40)
+        given = [IDENTITY.pack([IDENTITY.compress(torch.full((4,), float(n)))], FEW) for n in range(60)]
+        expected = [len(IDENTITY.unpack(payload, FEW)) for payload in given]
+
+        def unpack_all() -> None:
+            for _ in range(20):
+                assert [len(remembering.unpack(payload, FEW)) for payload in given] == expected
+
+        with ThreadPoolExecutor(4) as threads:
+            for future in [threads.submit(unpack_all) for _ in range(4)]:
+                future.result()
+    finally:
+        sys.setswitchinterval(before)

@@ -17,6 +17,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from network.daemon import DaemonConfig, HivemindNetwork, NetworkStartError, StartFailure, open_network
+from network.daemon_process import socket_path
 from network.identity import load_or_create
 from network.seam import PeerID
 from network.traffic import Traffic, TrafficMeter
@@ -173,6 +174,24 @@ def test_what_killed_peers_left_is_removed_and_what_lives_stays(
                 os.utime(path, (0, 0))
             async with open_peer(tmp_path / "a"):
                 assert [path.exists() for path in (stale, young, alive)] == [False, True, True]
+
+    run(program)
+
+
+def test_what_a_peer_left_when_it_was_killed_is_removed_however_young(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    key = tmp_path / "a"
+    own, of_another = socket_path(key, "streams"), socket_path(tmp_path / "b", "streams")
+    assert own != socket_path(key, "streams"), "each process has a name of its own"
+    for path in (own, of_another):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+
+    async def program() -> None:
+        async with open_peer(key):
+            assert [path.exists() for path in (own, of_another)] == [False, True]
 
     run(program)
 

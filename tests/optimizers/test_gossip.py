@@ -159,6 +159,7 @@ def test_without_momentum_the_variance_shrinks_by_the_size_of_the_groups() -> No
         ({"outer.kind": "nesterov"}, "outer.kind = 'nesterov': must be one of sgd, heavyball where mode is 'gossip'"),
         ({"inner.kind": "none"}, "inner.kind = 'none'"),
         ({"merge": "mean_of_senders"}, "merge = 'mean_of_senders': where mode is 'gossip'"),
+        ({"merge": "rda"}, "merge = 'rda': where mode is 'gossip'"),
     ],
 )
 def test_a_wrong_setting_of_a_gossip_run_is_named(overrides: dict[str, object], message: str) -> None:

@@ -48,7 +48,7 @@ def test_overrides_may_be_text_values_or_nested() -> None:
         ({"error_feedback": "perhaps"}, "error_feedback = 'perhaps': must be true or false"),
         ({"chain": 7}, "chain = 7: must be text"),
         ({"chain": ""}, "chain has 0 characters"),
-        ({"merge": "median"}, "merge = 'median': must be one of mean, mean_of_senders, weighted_mean"),
+        ({"merge": "median"}, "merge = 'median': must be one of mean, mean_of_senders, rda, weighted_mean"),
         ({"fragments": 0}, "fragments = 0: must lie between 1 and 64"),
         ({"fragments": 3}, "fragments = 3: must divide inner_steps = 20; inner_steps = 21 would do"),
         ({"fragment_by": "hash"}, "fragment_by = 'hash': must be one of size, layers"),
@@ -70,7 +70,7 @@ def test_a_wrong_setting_names_itself_its_value_and_what_is_allowed(overrides: d
 
 
 def test_an_unknown_preset_names_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"preset = 'demo': must be one of allreduce, diloco, distro"):
+    with pytest.raises(ValueError, match=r"preset = 'demo': must be one of allreduce, decoupled-diloco, diloco"):
         method_from_settings("demo", {})
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.faults import KINDS, Crash, Fault, Partition, When
-from simulator.scenario import LEARNERS, Scenario
+from simulator.scenario import LEARNERS, OWNERS_PEERS_MIN, Scenario
 
 
 @given(st.integers(0, 10**9))
@@ -43,7 +43,7 @@ def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
         ("peers = 0", "peers: 0 is not in 1..1000"),
         ("delay = nan", "delay: nan is not in"),
         ("colour = 1", "colour: unknown; there are peers, rounds"),
-        ('learner = "gpt"', "learner: 'gpt' is none of units, vector, overlap, streaming"),
+        ('learner = "gpt"', "learner: 'gpt' is none of units, vector, overlap, streaming, owners"),
         ("faults = 1", "faults: 1 is not a list"),
         ("faults = [1]", r"faults\[0\]: 1 is not a table"),
         ("[[faults]]\nat = 1", r"faults\[0\].kind: None is none of crash, torn"),
@@ -66,3 +66,9 @@ def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
 def test_what_is_wrong_is_named(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scenario.from_text(text)
+
+
+def test_owners_reduce_in_groups_that_are_worth_it() -> None:
+    drawn = [scenario for scenario in map(Scenario.random, range(300)) if scenario.learner == "owners"]
+    assert drawn
+    assert all(scenario.peers >= OWNERS_PEERS_MIN for scenario in drawn)

@@ -74,7 +74,7 @@ def test_the_stamp_of_another_kind_says_nothing(place: Path) -> None:
 
 def test_what_is_installed_is_what_setup_cfg_says() -> None:
     found = environment.read_requirements((ROOT / "setup.cfg").read_text())
-    assert set(found) == {"base", "benchmark", "observer", "test"}
+    assert set(found) == {"base", "observer", "plot", "test"}
     assert "hivemind==1.1.12" in found["base"]
     assert 'tomli>=2.2; python_version < "3.11"' in found["base"]
     assert [name_of(each) for each in found["observer"]] == ["libp2p"]

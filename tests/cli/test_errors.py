@@ -20,7 +20,7 @@ ADDRESS = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
     ("line", "code", "message"),
     [
         ("simulat", 2, "did you mean 'simulate'?"),
-        ("train", 2, "the commands are simulate, start"),
+        ("train", 2, "the commands are simulate, compare"),
         ("simulate --peers none", 2, "'none' is not a valid integer"),
         ("simulate --peers 0", 2, "0 is not in the range"),
         ("simulate --rounds 0", 2, "0 is not in the range"),

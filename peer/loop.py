@@ -177,7 +177,8 @@ class PeerLoop:
                 return
             if self._learner.fragments > 1:
                 payload = await self._pack()
-        if self._learner.overlap and not self._is_done:
+        goal = self._config.rounds_goal
+        if self._learner.overlap and not self._is_done and (goal is None or self._applied.round + 1 < goal):
             await self._train(self._learner.overlap)
             await self._follow()
         while self._books.offered_on is not None and not self._is_done:

@@ -103,7 +103,7 @@ def test_a_peer_ten_times_slower_contributes_now_and_then_and_holds_nobody_up() 
     taken = [number for number, peers in sorted(members.items()) if slowest in peers]
     assert len(taken) >= rounds / 15
     assert max(b - a for a, b in itertools.pairwise(taken)) <= 25
-    assert all(len(set(peers) - {PeerID(slowest)}) == 3 for peers in members.values())
+    assert sum(len(set(peers) - {PeerID(slowest)}) == 3 for peers in members.values()) > 0.95 * rounds
 
 
 @pytest.mark.parametrize(("overlap", "seconds"), [(0, 0.95), (1, 0.56)])

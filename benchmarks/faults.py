@@ -32,6 +32,7 @@ from benchmarks.figures import Figure, circumstances, end_cleanly_when_told, wri
 from benchmarks.memory import MemoryWatch, show_memory
 from benchmarks.resources import processes_of, shared_memory
 from benchmarks.swarm import Heard, Swarm, SwarmFailed, SwarmPeer, open_swarm, story_of
+from network.seam import PeerID
 from simulator.options import SimulateOptions
 
 PEERS = 4
@@ -200,7 +201,7 @@ class Storm:
     def _leaves_quorum(self, victim: SwarmPeer) -> bool:
         """Without one, only a fork by choice would go on, after a long wait: that is an outage, and not asked here."""
         record = self._swarm.newest()
-        left = {peer.peer_id for peer in self._present() if peer is not victim}
+        left = {PeerID(peer.peer_id) for peer in self._present() if peer is not victim}
         return record is not None and record.is_quorum(left & set(record.voters))
 
     async def _strike(self, tasks: TaskGroup, phase: str, number: signal.Signals) -> None:

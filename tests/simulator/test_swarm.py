@@ -61,7 +61,9 @@ def test_without_faults_every_round_commits_and_every_token_is_merged(peers: int
     assert len(full) > 15
     assert all(rounds[n].tokens - rounds[n - 1].tokens == UNITS_PER_ROUND * peers for n in full)
     assert outcome.fingerprints_equal
-    assert outcome.tokens_processed == outcome.tokens_merged
+    late_for_the_last = peers - sizes[-1]
+    assert outcome.tokens_processed - outcome.tokens_merged == UNITS_PER_ROUND * late_for_the_last
+    assert late_for_the_last <= 1
     assert not outcome.notes
 
 

@@ -10,7 +10,7 @@ from tests.averaging.engine_swarm import EngineSwarm
 STORM = Chaos(loss=0.1, breaks=0.02, crashes=0.03, torn=0.005, blackouts=0.02, down_seconds=1.0)
 CALM = Chaos(loss=0.01, breaks=0.05, crashes=0.01, torn=0.002)
 VIRTUAL_SECONDS_MAX = 20_000.0
-ROUNDS = 500
+ROUNDS = 200
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,18 @@ class Engine:
         except Malformed as error:
             self._outbox.refuse(peer, str(error))
 
+    def is_old_news(self, peer: PeerID, message: Message, now: float) -> bool:
+        """Whether `message` says only that its sender lives, and stands where this peer knows it to: then it is heard
+        with this, and `receive` has nothing to do. Most messages of a large group are such.
+        """
+        link = self.links.get(peer)
+        if link is None or not isinstance(message, Head) or message.leaving != link.leaving:
+            return False
+        if not message.head == link.head == self.head.hash:
+            return False
+        link.heard = now
+        return True
+
     def tick(self, now: float) -> None:
         """Does what time alone demands."""
         for peer in self._pulse.due(now, self._idle_at(now)):

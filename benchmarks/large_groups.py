@@ -24,6 +24,7 @@ from averaging.outbox import Reduction
 from averaging.owners import encode_parts, parse_parts
 from benchmarks.figures import circumstances, write_json
 from dht.facts import members_key
+from dht.membership import MembershipConfig
 from network.seam import PeerID
 from network.simulated import Link
 from peer.learner import Learner, Own, Shared, SharingLearner, Trained
@@ -42,7 +43,10 @@ GATHER_PEERS = (4, 16, 64)
 OWNER_PEERS = (4, 16, 64, 256, 1000)
 WARM_ROUNDS = 2
 """At the beginning a single peer votes, and all links are made."""
-ROUNDS = {4: 12, 16: 12, 64: 10, 256: 8, 1000: 6}
+ROUNDS = {4: 12, 16: 12, 64: 8, 256: 5, 1000: 4}
+LOOKERS_MAX = 256
+RARE = MembershipConfig(heartbeat_seconds=600.0, member_seconds=2000.0)
+"""Above it a look at all members by all members would take most of the time here."""
 
 
 class Noise(Learner):
@@ -92,7 +96,7 @@ class Noise(Learner):
 class NoiseInParts(Noise, SharingLearner):
     """As many bytes, in parts."""
 
-    num_parts = PARTS  # type: ignore[assignment]
+    num_parts = PARTS
 
     def pack(self, round_index: int) -> bytes:
         return encode_parts({part: self._rng.randbytes(PAYLOAD_BYTES // PARTS) for part in range(PARTS)})
@@ -150,6 +154,7 @@ def measure(peers: int, parts: int, rounds: int, train_seconds: float = TRAIN_SE
             snapshot_seconds=600.0,
             stall_seconds_max=100 * train_seconds,
             down_seconds=0.5,
+            membership=RARE if peers > LOOKERS_MAX else MembershipConfig(),
         )
         make: Callable[[PeerID], Learner] = NoiseInParts if parts else Noise
         swarms.append(Swarm(config, make, payload_bytes_max=2 * PAYLOAD_BYTES, on_report=see))

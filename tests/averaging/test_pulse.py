@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from averaging.messages import Accepted, Head, Message
 from averaging.outbox import Link, Outbox
 from averaging.pulse import EARLY, IDLE_FACTOR, Pulse
+from averaging.record import Ballot, sha256
 from averaging.timing import TimingConfig
 from network.seam import PeerID
+from tests.averaging.one_peer import HEAD, ONE, OTHER_BASE, TWO, Peer
 from tests.averaging.strategies import SIGNERS
 
 CONFIG = TimingConfig()
@@ -69,3 +73,34 @@ def test_who_has_no_links_looks_now_and_then() -> None:
     one = pulse([])
     assert one.due(5.0, busy) == []
     assert one.next_at == 5.0 + PAUSE
+
+
+# What a sign of life that says nothing new is good for.
+
+AGAIN = Head(HEAD.hash, 0, 0, 1, False)
+GONE = Head(HEAD.hash, 0, 0, 1, True)
+ELSEWHERE = Head(sha256(OTHER_BASE), 1, 10, 1, False)
+VOTE = Accepted(HEAD.hash, Ballot(0, TWO.peer_id), HEAD.hash, bytes(64))
+
+
+def test_a_sign_of_life_that_says_nothing_new_is_heard_and_that_is_all() -> None:
+    peer = Peer(ONE)
+    assert not peer.engine.is_old_news(TWO.peer_id, AGAIN, 1.0), "where it stands is new"
+    peer.hear(TWO, AGAIN, 1.0)
+    assert peer.engine.is_old_news(TWO.peer_id, AGAIN, 3.0)
+    assert peer.engine.links[TWO.peer_id].heard == 3.0
+    before = repr(peer.engine.links)
+    actions = peer.hear(TWO, AGAIN, 3.0)
+    assert not actions.sends and repr(peer.engine.links) == before, "nothing was missed"
+
+
+@pytest.mark.parametrize("message", [GONE, ELSEWHERE, VOTE], ids=["leaving", "elsewhere", "vote"])
+def test_anything_else_is_news(message: Message) -> None:
+    peer = Peer(ONE)
+    peer.hear(TWO, AGAIN, 1.0)
+    assert not peer.engine.is_old_news(TWO.peer_id, message, 3.0)
+    assert peer.engine.links[TWO.peer_id].heard == 1.0
+
+
+def test_who_is_not_linked_is_not_heard() -> None:
+    assert not Peer(ONE).engine.is_old_news(SIGNERS[7].peer_id, AGAIN, 1.0)

@@ -133,7 +133,7 @@ def torch_learner(identity: Identity) -> Learner:
     from peer.spec import make_spec
 
     spec = make_spec(identity.peer_id, name="benchmark", model="gpt-mini", preset="distro", settings={"batch": 1})
-    return build(spec, identity.peer_id, device="cpu").learner
+    return build(spec, identity.peer_id).learner
 
 
 @final

@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from models.registry import build_model
-from optimizers.inner import INNERS, InnerSettings, build_inner, hidden_matrices, set_learning_rate
+from optimizers.inner import (
+    INNERS,
+    InnerSettings,
+    assigned,
+    build_inner,
+    described,
+    hidden_matrices,
+    set_learning_rate,
+)
 
 torch.set_num_threads(1)
 
@@ -120,3 +128,21 @@ def test_muon_is_its_slow_reference_over_many_steps(shape: tuple[int, int]) -> N
     assert float((expected - start).abs().mean()) > 0.02
     # 5e-6 where products add up in float32; another order of adding may round one bfloat16 the other way: 2e-5.
     torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-5, atol=5e-5)
+
+
+def test_people_are_told_which_optimiser_steps_what() -> None:
+    model = build_model("gpt-nano", 0)
+    text = described(InnerSettings(kind="muon"), model)
+    assert text.startswith("Muon steps 18 tensors with 147,456 parameters: blocks.*.attention_out.weight, ")
+    assert text.endswith("; AdamW steps 2 tensors with 32,768 parameters: embedding.weight, head.weight")
+    assert described(InnerSettings(kind="adamw"), model).startswith("AdamW steps 20 tensors with 180,224 parameters: ")
+    assert "gradients" in described(InnerSettings(kind="none"), model)
+
+
+def test_what_is_told_is_what_is_done() -> None:
+    model = build_model("gpt-nano", 0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    settings = InnerSettings(kind="muon")
+    for optimizer, (kind, told) in zip(build_inner(settings, model), assigned(settings, model).items(), strict=True):
+        assert type(optimizer).__name__.lower() == kind
+        assert sorted(names[id(p)] for g in optimizer.param_groups for p in g["params"]) == sorted(told)

@@ -15,7 +15,7 @@ from averaging.gossip import GossipConfig
 from averaging.snapshots import SnapshotConfig
 from compression.chain import parse_chain
 from compression.remembering import Remembering
-from compression.seam import TensorSpec
+from compression.seam import Compressor, TensorSpec
 from models.registry import build_model, loss_fn, model_config
 from network.seam import PeerID
 from optimizers.inner import described
@@ -69,14 +69,17 @@ def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), hardware: Har
     return build_with(spec, me, corpus, hardware)
 
 
-def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, hardware: Hardware = CPU) -> Built:
+def build_with(
+    spec: RunSpec, me: PeerID, corpus: Corpus, hardware: Hardware = CPU, compressor: Compressor | None = None
+) -> Built:
+    """As `build`; peers of one process may share one `compressor_of` the run, so that each packet is unpacked once."""
     method, seed = spec.training_method, spec.run.seed
     context = model_config(spec.model.name).context
     if torch.get_num_threads() > 1 and is_small(spec.model.name):
         torch.set_num_threads(1)
     model: nn.Module = build_model(spec.model.name, seed)
-    chain = parse_chain(method.chain)
-    rules = rules_of(method, lambda _: Remembering(chain))
+    shared = compressor if compressor is not None else compressor_of(spec)
+    rules = rules_of(method, lambda _: shared)
     state = initial_state(model, rules)
     sample = sampler(corpus, seed, me, batch=method.batch, length=context)
     held_out = corpus.validation_batches(
@@ -106,6 +109,11 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, hardware: Hardware = C
         learner = TorchLearner(me, state, rules, trainer, held_out)
     gossip = gossip_config(spec, engine, state.anchor)
     return Built(learner, parameters, engine, gossip, snapshots, method, described(method.inner, model))
+
+
+def compressor_of(spec: RunSpec) -> Compressor:
+    """What a run's packets are made and read with; raises `ValueError`."""
+    return Remembering(parse_chain(spec.training_method.chain))
 
 
 def payload_bytes_max(anchor: Tensors, method: Method, owned_parts: int = 0) -> int:

@@ -21,6 +21,7 @@ from averaging.instance import Instance
 from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose, Share
 from averaging.offering import Offering
 from averaging.outbox import Actions, Link, Outbox
+from averaging.pulse import Pulse
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.rounds import Rounds
 from averaging.serving import asked_for
@@ -50,6 +51,7 @@ class Engine:
         self.nonce = nonce
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
         self._outbox = Outbox(self.me, config.timing.silence_seconds)
+        self._pulse = Pulse(self._outbox, config.timing)
         self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now)
         self._fetcher = Fetcher()
         self._told: dict[PeerID, Hash] = {}
@@ -115,7 +117,7 @@ class Engine:
             self._reduce_at(now),
             self._fetcher.next_due(self._retry),
             self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
-            min((link.sent for link in self.links.values()), default=now) + self.config.timing.heartbeat_seconds,
+            self._pulse.next_at,
         ]
         return min(t for t in times if t is not None)
 
@@ -125,6 +127,7 @@ class Engine:
         """A link to `peer` can be written to (again): it hears where this peer stands and what it offered."""
         self.links[peer] = Link(up=now, heard=now, sent=now)
         self._voting.clock.came[peer] = now
+        self._pulse.opened(now)
         self._told.pop(peer, None)
         self._outbox.send(peer, self._own_head(), now)
         self.offering.connected(peer, now)
@@ -180,13 +183,22 @@ class Engine:
         except Malformed as error:
             self._outbox.refuse(peer, str(error))
 
+    def is_old_news(self, peer: PeerID, message: Message, now: float) -> bool:
+        """Whether `message` says only that its sender lives, and stands where this peer knows it to: then it is heard
+        with this, and `receive` has nothing to do. Most messages of a large group are such.
+        """
+        link = self.links.get(peer)
+        if link is None or not isinstance(message, Head) or message.leaving != link.leaving:
+            return False
+        if not message.head == link.head == self.head.hash:
+            return False
+        link.heard = now
+        return True
+
     def tick(self, now: float) -> None:
         """Does what time alone demands."""
-        timing = self.config.timing
-        for peer in sorted(self.links):
-            # The same sum as in `next_wake`: a difference rounds otherwise, and the caller would spin.
-            if self.links[peer].sent + timing.heartbeat_seconds <= now:
-                self._outbox.send(peer, self._own_head(), now)
+        for peer in self._pulse.due(now, self._idle_at(now)):
+            self._outbox.send(peer, self._own_head(), now)
         ask_at = self.catch_up.ask_at(self._patience, self._retry)
         if ask_at is not None and ask_at <= now:
             self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)
@@ -198,6 +210,15 @@ class Engine:
         self._progress(now)
         self.recovery.awake(now)
         self._recover_if_due(now)
+
+    def _idle_at(self, now: float) -> Callable[[PeerID], bool]:
+        """With whom signs of life may be rare: in a large group two that the last round does not name need hear little
+        of each other, as long as those whom it names are heard.
+        """
+        named = self.head.peers
+        if not self.config.parts or self.me in named or self._voting.lacks_quorum(now):
+            return lambda peer: False
+        return lambda peer: peer not in named
 
     # Messages.
 

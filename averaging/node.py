@@ -267,7 +267,8 @@ class Node:
         except Malformed as error:
             self._refuse(peer, str(error))
             return
-        self._put(lambda now: self.engine.receive(peer, message, now))
+        if not self.engine.is_old_news(peer, message, anyio.current_time()):
+            self._put(lambda now: self.engine.receive(peer, message, now))
 
     async def _step(self) -> None:
         if not self._inbox:

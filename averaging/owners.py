@@ -25,6 +25,8 @@ from network.identity import Signer
 from network.seam import PeerID
 
 PARTS_MAX = 256
+DUE_SECONDS = 0.05
+"""For so long what was worked out holds, if no share comes: in a large group it is no little work."""
 RECENT_ROUNDS = 4
 """Who shared in none of so many rounds is no longer waited for."""
 
@@ -102,6 +104,9 @@ class Owners:
         self._recent: dict[PeerID, int] = {}
         """Who shared with this owner, and in which round last."""
         self._owning_since = 0
+        self._due: float | None = None
+        self._due_from = -1.0
+        self._due_for: tuple[int, bytes | None, int, bool] | None = None
 
     def begin(self, head: Record, now: float) -> None:
         """The round after `head`."""
@@ -114,6 +119,7 @@ class Owners:
         self.owned = owned_parts(head, self._me, self.parts)
         self.collector = Collector(RoundClock(now, frozenset(self._recent), freed=freed), self._config.max_peers)
         self._mine, self._sent, self._told, self.merged = {}, {}, {}, {}
+        self._due_for = None
 
     # A peer's own shares.
 
@@ -175,6 +181,15 @@ class Owners:
         collector = self.collector
         if collector.is_closed or not self.owned:
             return None
+
+        known = len(collector.shares), collector.base, needed, self._outbox.leaving
+        if known != self._due_for or not self._due_from <= now < self._due_from + DUE_SECONDS:
+            self._due_for, self._due_from = known, now
+            self._due = self._due_now(timing, needed, now)
+        return self._due
+
+    def _due_now(self, timing: Timing, needed: int, now: float) -> float | None:
+        collector = self.collector
 
         def alive(peer: PeerID) -> bool:
             return self._outbox.alive(peer, now)

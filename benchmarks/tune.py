@@ -21,11 +21,12 @@ import torch
 
 from averaging.contribution import Contribution
 from averaging.gossip import groups_of
+from averaging.record import Hash
 from models.registry import model_config
 from network.identity import Identity
 from network.seam import PeerID
 from optimizers.presets import PRESETS, method_from_settings
-from peer.build import build_with, dense_bytes
+from peer.build import build_with, compressor_of, dense_bytes
 from peer.data import Corpus, load_corpus
 from peer.gossip_learner import GossipLearner
 from peer.learner import Own, TorchLearner
@@ -42,6 +43,10 @@ class Point:
     """One run: settings that differ from the preset's, and what came of them."""
 
     preset: str
+    label: str
+    """What `draw_points` names it; the preset unless `--label` says otherwise."""
+    model: str
+    peers: int
     seed: int
     tokens: int
     rounds: int
@@ -82,6 +87,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     parser.add_argument("--grid", nargs="+", default=[], metavar="NAME=VALUE,...", help="settings to try all values of")
+    parser.add_argument("--label", help="what to call it in a plot (benchmarks/draw_points.py)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
     return parser.parse_args()
 
@@ -109,7 +115,8 @@ def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus
         group=GroupPart(max_peers=max(64, options.peers)),
     )
     peers = [PeerID(f"peer-{index}") for index in range(options.peers)]
-    built = [build_with(spec, peer, corpus) for peer in peers]
+    compressor = compressor_of(spec)
+    built = [build_with(spec, peer, corpus, compressor=compressor) for peer in peers]
     learners = {peer: each.learner for peer, each in zip(peers, built, strict=True)}
     started, sent = time.perf_counter(), 0
     for number in range(1, rounds + 1):
@@ -127,7 +134,20 @@ def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus
     dense = dense_bytes(built[0].parameters, method.round_steps, options.peers)
     below = dense / (payload_bytes * receivers) if payload_bytes * receivers else 0.0
     tokens = rounds * method.round_steps * method.batch * model_config(options.model).context * options.peers
-    return Point(options.preset, options.seed, tokens, rounds, dict(settings), loss, payload_bytes, below, seconds)
+    return Point(
+        preset=options.preset,
+        label=options.label or options.preset,
+        model=options.model,
+        peers=options.peers,
+        seed=options.seed,
+        tokens=tokens,
+        rounds=rounds,
+        settings=dict(settings),
+        loss=loss,
+        payload_bytes=payload_bytes,
+        times_below_dense=below,
+        seconds=seconds,
+    )
 
 
 def contributed(
@@ -140,7 +160,7 @@ def contributed(
     for peer, learner in learners.items():
         if learner.steps_left:
             learner.train(number - 1, lambda: False, learner.steps_left if learner.overlap else None)
-        contributions[peer] = Contribution(bytes(32), peer, 1, b"", True, learner.pack(number - 1))
+        contributions[peer] = Contribution(Hash(bytes(32)), peer, 1, b"", True, learner.pack(number - 1))
         if learner.overlap:
             learner.train(number, lambda: False, learner.overlap)
     return contributions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from dht.membership import MembershipConfig
 from network.simulated import Access, Link
 from simulator.faults import Fault
 
@@ -54,6 +55,7 @@ class SwarmConfig:
     snapshot_bytes: int = 4000
     snapshot_seconds: float = 20.0
     validate_rounds: int = 20
+    membership: MembershipConfig = field(default_factory=MembershipConfig)
     stall_seconds_max: float = 600.0
     """No commit for so long means that the protocol hangs."""
 

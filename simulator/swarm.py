@@ -16,7 +16,6 @@ from averaging.config import EngineConfig
 from averaging.record import sha256
 from averaging.snapshots import SnapshotConfig
 from dht.facts import RunFact, SpecFact
-from dht.membership import MembershipConfig
 from network.identity import Signer
 from network.seam import PeerID
 from network.simulated import World, WorldConfig
@@ -267,7 +266,7 @@ class Swarm:
                 linger_seconds_min=4 * config.down_seconds,
             ),
             snapshots=SnapshotConfig(bytes_max=1 << 30),
-            membership=MembershipConfig(),
+            membership=config.membership,
         )
 
     # Faults: what the injector does, and what goes on for ever.

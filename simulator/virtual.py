@@ -14,7 +14,7 @@ from models.registry import build_model
 from network.identity import Identity
 from network.seam import PeerID
 from network.simulated import Access, Link
-from peer.build import build_with, dense_bytes
+from peer.build import build_with, compressor_of, dense_bytes
 from peer.data import load_corpus
 from peer.errors import TrainingFailed
 from peer.gossip_learner import GossipLearner
@@ -64,9 +64,10 @@ def run_virtual_swarm(
         return build_with(spec, PeerID(Identity(bytes(32)).peer_id), corpus).engine.payload_bytes_max
 
     learners: dict[PeerID, TorchLearner | OwnersLearner] = {}
+    compressor = compressor_of(spec)
 
     def make_learner(me: PeerID) -> Learner:
-        learner = build_with(spec, me, corpus).learner
+        learner = build_with(spec, me, corpus, compressor=compressor).learner
         assert not isinstance(learner, GossipLearner)
         learners[me] = learner
         return learner

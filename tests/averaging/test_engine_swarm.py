@@ -211,7 +211,15 @@ def an_owner_takes_shares_after_it_has_merged(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Owners, "on_share", taking)
 
 
+def late_votes(seed: int) -> EngineSwarm:
+    """Many voters and slow messages; begun near a seed that shows what a promise is for, which few do."""
+    swarm = EngineSwarm(10 + seed, 7, replace(STORM, jitter=0.3))
+    swarm.run(40, 400.0)
+    return swarm
+
+
 STORMS: dict[str, Callable[[int], EngineSwarm]] = {
+    "promises_bind_nobody": late_votes,
     "what_was_said_on_a_chain_that_is_left_is_not_given_back": forks,
     "nobody_moves_over": forks,
     "a_share_counts_as_heard_without_its_owners_word": owners_storm,

@@ -34,6 +34,8 @@ from simulator.swarm import run_swarm
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
 PROGRESS_SECONDS = 0.2
+CURVE_POINTS = 10
+"""Of the curve of losses, about."""
 
 
 def run_virtual_swarm(
@@ -85,7 +87,7 @@ def run_virtual_swarm(
         train_seconds=options.step_seconds * method.round_steps,
         speed_spread=options.speed_spread,
         snapshot_bytes=4 * parameters,
-        validate_rounds=max(1, options.rounds // 10),
+        validate_rounds=max(1, options.rounds * options.peers // CURVE_POINTS),  # All have one anchor: they take turns.
         stall_seconds_max=max(600.0, 20 * options.step_seconds * method.round_steps),
     )
     try:

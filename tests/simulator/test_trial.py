@@ -125,7 +125,7 @@ def test_what_is_found_is_made_small_and_found_again(monkeypatch: pytest.MonkeyP
         return 2 * sum(voter in peers for voter in self.voters) >= len(self.voters)
 
     monkeypatch.setattr(Record, "is_quorum", half_is_a_quorum)
-    scenario = voting_storm(0)
+    scenario = voting_storm(3)
     verdict = run_scenario(scenario)
     assert verdict.failure is not None and verdict.failure.startswith("Disagreement")
     small = shrink(scenario, config=ShrinkConfig(runs_max=20))

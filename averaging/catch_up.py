@@ -66,9 +66,9 @@ class CatchUp:
     def notice(self, peer: PeerID, number: int, now: float) -> None:
         """`peer` spoke of a record that this peer does not know, of round `number` (0 if it did not say)."""
         doubted, until = self._doubted.get(peer, (-1, 0.0))
-        if number <= doubted and now < until:
-            if number > 0 or now < self._unsaid_since.setdefault(peer, now) + DOUBT_SECONDS:
-                return
+        is_doubted = number <= doubted and now < until
+        if is_doubted and (number > 0 or now < self._unsaid_since.setdefault(peer, now) + DOUBT_SECONDS):
+            return
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
 

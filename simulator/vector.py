@@ -143,7 +143,7 @@ class CheckedLearner(Learner):
 @final
 class VectorLearner(CheckedLearner):
     """`TorchLearner` with a check of every step: all that was produced is merged, waits here, or was lost with the
-    memory of an earlier process, and the anchor has moved by the mean of what was said.
+    memory of an earlier process, and the anchor has moved by the mean of what was said, late work evened out.
     """
 
     inner: TorchLearner
@@ -185,7 +185,9 @@ class VectorLearner(CheckedLearner):
     def _write_down(self, before: bytes, anchor: Tensor, contributions: Sequence[Contribution]) -> None:
         said = {c.owner: joined(self.inner.heard(c.payload)) for c in contributions}
         self._books.history.add(before, contributions, self.fingerprint(), said)
-        mean = torch.stack(list(said.values())).mean(0)
+        rounds = method.rounds_of_work([c.weight for c in contributions]) if self.fragments == 1 else [1.0] * len(said)
+        evened = [said[c.owner] / k for c, k in zip(contributions, rounds, strict=True)]
+        mean = torch.stack(evened).mean(0)
         expected = anchor - self._books.method.outer.lr * mean
         self._check("the anchor", joined(self.inner.state.anchor) - expected, expected)
 

@@ -178,7 +178,9 @@ def test_muloco_is_its_paper(chain: str) -> None:
     """Muon for the matrices of the toy, AdamW for its biases; e <- beta e + Delta, c = Q(e), e <- e - c, Nesterov on
     the mean of c (arXiv 2505.23725). Codecs have tests of their own.
     """
-    muloco = rules("muloco", chain, inner__lr=0.02, inner_steps=4, residual_decay=0.9)
+    muloco = rules(
+        "muloco", chain, inner__lr=0.02, inner_steps=4, residual_decay=0.9, outer__lr=0.9, outer__momentum=0.8
+    )
     codec = parse_chain(chain)
     states = train(replace(muloco, compressor=codec), peers=3, rounds=15)
 

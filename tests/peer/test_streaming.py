@@ -35,8 +35,8 @@ def never() -> bool:
     return False
 
 
-def said(peer: int, payload: bytes) -> Contribution:
-    return sign_contribution(SIGNERS[peer], Hash(bytes(32)), 10, bytes(16), True, payload)
+def said(peer: int, payload: bytes, tokens: int = 10) -> Contribution:
+    return sign_contribution(SIGNERS[peer], Hash(bytes(32)), tokens, bytes(16), True, payload)
 
 
 def run_rounds(learners: list[TorchLearner], members: list[list[int]]) -> None:
@@ -84,12 +84,12 @@ class SlowPeer:
         with torch.no_grad():
             for name in names:
                 since = self.before[name] - self.weights[name]
+                self.debt[name] = owed.get(name, torch.zeros_like(since))
                 if blend:
                     self.weights[name].copy_(blend * self.weights[name] + (1 - blend) * shared[name])
                 else:
-                    self.weights[name].copy_(shared[name] - since)
+                    self.weights[name].copy_(shared[name] - self.debt[name] - since)
                 self.before[name] = (self.weights[name] + since).detach().clone()
-                self.debt[name] = owed.get(name, torch.zeros_like(since))
 
 
 def slow_streaming(

@@ -29,7 +29,7 @@ class CompareOptions:
     """Names of presets, and `diloco-1`."""
     model: str = "gpt-nano"
     peers: int = 4
-    tokens: int = 327_680
+    tokens: int = 245_760
     """The budget of every method: what all peers together train on."""
     seeds: int = 2
     seed: int = 0

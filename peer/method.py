@@ -19,8 +19,8 @@ from optimizers.schedule import Schedule, float32
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
-LATE_ROUNDS_MAX = 8.0
-"""The work of so many rounds at most is told apart in one contribution: tokens are self-reported."""
+LATE_ROUNDS_MAX = 8
+"""No contribution weighs more than so many times the median of its round: tokens are self-reported."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
 
@@ -140,12 +140,19 @@ def apply_round(
     assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
     if not members:
         return state
+    members = capped(members)
     part = state.anchor if names is None else {name: state.anchor[name] for name in names}
     # With fragments the tokens are not those behind the fragment.
     rounds = rounds_of_work([member.weight for member in members]) if rules.method.fragments == 1 else None
     delta = merged_delta(members, part, rules, rounds)
     anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
     return replace(state, anchor=anchor, outer=outer)
+
+
+def capped(members: Sequence[Contribution]) -> list[Contribution]:
+    """None weighs more than `LATE_ROUNDS_MAX` times their lower median."""
+    highest = LATE_ROUNDS_MAX * sorted(member.weight for member in members)[(len(members) - 1) // 2]
+    return [replace(member, weight=min(member.weight, highest)) for member in members]
 
 
 def rounds_of_work(weights: Sequence[int]) -> list[float]:
@@ -156,7 +163,7 @@ def rounds_of_work(weights: Sequence[int]) -> list[float]:
     were there: steps grow by 1 / (1 - share missed), which diverges. So it is read as the mean of its rounds.
     """
     usual = sorted(weights)[(len(weights) - 1) // 2]
-    return [min(max(weight / usual, 1.0), LATE_ROUNDS_MAX) for weight in weights]
+    return [min(max(weight / usual, 1.0), float(LATE_ROUNDS_MAX)) for weight in weights]
 
 
 def merged_delta(

@@ -21,9 +21,9 @@ ROUNDS = 40
 PLAIN = {"schedule.kind": "constant", "schedule.warmup": 0, "inner_steps": 5}
 
 
-def swarm(preset: str, share_missed: float, **settings: object) -> tuple[float, float]:
+def swarm(preset: str, share_missed: float, settings: dict[str, object]) -> tuple[float, float]:
     """The loss before and after so many rounds of three peers, of whom each misses such a share of them."""
-    learners = [learner_of(peer, {**PLAIN, "chain": "identity all fp32", **settings}, preset) for peer in range(3)]
+    learners = [learner_of(peer, {**PLAIN, **settings}, preset) for peer in range(3)]
     first = learners[0].validation_loss()
     rng, owed = random.Random(4), [0, 0, 0]
     for index in range(ROUNDS):
@@ -41,7 +41,7 @@ def swarm(preset: str, share_missed: float, **settings: object) -> tuple[float, 
 
 def test_a_swarm_whose_peers_often_miss_a_round_still_learns() -> None:
     """Where late work only made steps longer, and was done again from the anchor, this ended at .40 of the loss."""
-    first, last = swarm("diloco", share_missed=0.4)
+    first, last = swarm("diloco", 0.4, {"outer.lr": 0.5, "outer.momentum": 0.8, "merge": "mean"})
     assert last < 0.15 * first
 
 
@@ -66,6 +66,22 @@ def test_a_contribution_of_two_rounds_work_counts_for_two_and_not_for_a_longer_s
     for contributions in ([(100, 1.0), (200, 2.0), (100, 1.0)], [(100, 1.0), (300, 3.0), (100, 1.0)]):
         for n, value in moved(*contributions).items():
             torch.testing.assert_close(value, expected[n])
+
+
+def test_whoever_claims_a_billion_tokens_counts_for_eight_peers_at_most() -> None:
+    settings = {**PLAIN, "merge": "weighted_mean", "chain": "identity all fp32", "outer.kind": "sgd", "outer.lr": 1.0}
+    rules = rules_of(method_from_settings("diloco", settings), parse_chain)
+    state = initial_state(toy_model(), rules)
+
+    def says(peer: str, tokens: int, value: float) -> method.Contribution:
+        delta = {n: torch.full_like(anchor, value) for n, anchor in state.anchor.items()}
+        return method.Contribution(peer, tokens, make_payload(delta, rules.compressor))
+
+    members = [says("a", 100, 1.0), says("b", 10**9, -1.0), says("c", 100, 1.0)]
+    moved = apply_round(state, members, rules, round_index=0).anchor
+    for n, value in state.anchor.items():
+        # Eight shares of ten of -1 / 8, and two of 1.
+        torch.testing.assert_close(value - moved[n], torch.full_like(value, 0.1))
 
 
 def test_rounds_of_work_are_told_by_the_tokens_of_the_others() -> None:

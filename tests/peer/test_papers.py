@@ -158,13 +158,13 @@ def largest(k: int, value: Tensor) -> Tensor:
 def test_sparseloco_is_its_paper() -> None:
     """theta <- theta - eta (1/M) sum c (arXiv 2508.15706): 1/M, not the mean over those who sent; eta once."""
     sparse = rules("sparseloco", "topk5", inner__lr=0.01, inner_steps=4, residual_decay=0.95, outer__lr=0.6)
-    states = train(sparse, peers=3, rounds=25)
+    states = train(sparse, peers=3, rounds=15)
     peers = [
         SlowPeer(i, lambda m: [torch.optim.AdamW(m.parameters(), 0.01, (0.9, 0.95), weight_decay=0.0)])
         for i in range(3)
     ]
     shared = {name: p.detach().clone() for name, p in toy_model().named_parameters()}
-    for index in range(25):
+    for index in range(15):
         for peer in peers:
             peer.round(shared, index, 4, 0.95)
         said = [peer.say(partial(largest, 5)) for peer in peers]

@@ -130,7 +130,7 @@ def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus
         if method.mode == "gossip":
             groups = groups_of(peers, number - 1, "tune", method.gossip.group)
         else:
-            groups = [[peer for peer in peers if chance.random() >= options.missing] or peers[:1]]
+            groups = [tuple([peer for peer in peers if chance.random() >= options.missing] or peers[:1])]
         for group in groups:
             for peer in peers if method.mode == "consensus" else group:
                 own = Own.SAID if peer in group else Own.MISSED

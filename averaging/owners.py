@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import final
 
 import msgpack
@@ -26,18 +27,38 @@ from network.seam import PeerID
 
 PARTS_MAX = 256
 DUE_SECONDS = 0.05
-"""For so long what was worked out holds, if no share comes: in a large group it is no little work."""
+"""For so long what was worked out holds: in a large group it is no little work."""
+MANY_SHARES = 16
+"""When there are more, one that comes changes nothing at once either."""
 RECENT_ROUNDS = 4
 """Who shared in none of so many rounds is no longer waited for."""
 
 
-def owner_of(head: Record, part: int) -> PeerID:
-    """By rendezvous hashing over the voters of `head`: the same everywhere, and only the parts of who goes move."""
-    return min(head.voters, key=lambda voter: sha256(b"owner" + part.to_bytes(4, "big") + voter.encode()))
+def owner_of(head: Record, part: int, parts: int) -> PeerID:
+    """The same everywhere, and when somebody goes few parts move but its own."""
+    return _owners(head.voters, parts)[part]
 
 
 def owned_parts(head: Record, owner: PeerID, parts: int) -> list[int]:
-    return [part for part in range(parts) if owner_of(head, part) == owner]
+    return [part for part, whose in enumerate(_owners(head.voters, parts)) if whose == owner]
+
+
+# All peers ask for the same.
+@lru_cache(maxsize=64)
+def _owners(voters: tuple[PeerID, ...], parts: int) -> list[PeerID]:
+    """By rendezvous hashing with bounded loads: each part in turn goes to the voter with the lowest hash of those who
+    do not own their share of all parts yet.
+    """
+    owners: list[PeerID] = []
+    room = dict.fromkeys(voters, -(-parts // len(voters)))
+    for part in range(parts):
+        name = b"owner" + part.to_bytes(4, "big")
+        owner = min(room, key=lambda voter: sha256(name + voter.encode()))
+        owners.append(owner)
+        room[owner] -= 1
+        if not room[owner]:
+            del room[owner]
+    return owners
 
 
 def encode_parts(packets: Mapping[int, bytes]) -> bytes:
@@ -106,7 +127,8 @@ class Owners:
         self._owning_since = 0
         self._due: float | None = None
         self._due_from = -1.0
-        self._due_for: tuple[int, bytes | None, int, bool] | None = None
+        self._due_shares = 0
+        self._due_for: tuple[bytes | None, int, bool] | None = None
 
     def begin(self, head: Record, now: float) -> None:
         """The round after `head`."""
@@ -182,9 +204,14 @@ class Owners:
         if collector.is_closed or not self.owned:
             return None
 
-        known = len(collector.shares), collector.base, needed, self._outbox.leaving
-        if known != self._due_for or not self._due_from <= now < self._due_from + DUE_SECONDS:
-            self._due_for, self._due_from = known, now
+        known = collector.base, needed, self._outbox.leaving
+        holds = known == self._due_for and self._due_from <= now < self._due_from + DUE_SECONDS
+        news = len(collector.shares) - self._due_shares
+        if holds and news and len(collector.shares) > MANY_SHARES:
+            look_at = self._due_from + DUE_SECONDS
+            return look_at if self._due is None else min(self._due, look_at)
+        if not holds or news:
+            self._due_for, self._due_shares, self._due_from = known, len(collector.shares), now
             self._due = self._due_now(timing, needed, now)
         return self._due
 
@@ -217,7 +244,10 @@ class Owners:
         self._told[contribution.digest] = self.merged.get(self._me, b"")
 
     def recruits(self, taken: Sequence[PeerID], room: int, now: float) -> list[PeerID]:
-        """Who could vote beside `taken`: willing and alive, as many as there is `room` for."""
+        """Who could vote beside `taken`: willing and alive, as many as there is `room` for. Who votes already comes
+        first: whom the log names, all others link with.
+        """
         willing = [p for p, s in self.collector.shares.items() if s.willing and self._outbox.alive(p, now)]
-        ordered = sorted(willing, key=lambda peer: sha256(self.head.hash + peer.encode()))
+        voters = self.head.voters
+        ordered = sorted(willing, key=lambda peer: (peer not in voters, sha256(self.head.hash + peer.encode())))
         return [p for p in ordered if p not in taken][: max(0, room)]

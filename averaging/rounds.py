@@ -131,7 +131,7 @@ class Rounds:
         if self.owners is not None:  # Then it is shares that are needed; those who own parts contribute.
             needed = 1
             self.owners.begin(head, now)
-            contributors = frozenset(owner_of(head, part) for part in range(self._config.parts))
+            contributors = frozenset(owner_of(head, part, self._config.parts) for part in range(self._config.parts))
         instance = self._parked.pop(head.hash, None)
         if instance is None:
             instance = Instance(head, self._votes.pop(head.hash, Vote()), members_max=self._config.max_peers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -102,9 +102,11 @@ async def run_member(
     def fact() -> MemberFact:
         return _fact_of(loop, config.name, addresses, nonce)
 
-    def meet(peer: PeerID, other: MemberFact) -> None:
-        parts.network.introduce(peer, other.addresses)
-        node.meet(peer)
+    def meet(members: Mapping[PeerID, MemberFact]) -> None:
+        # Everybody knows the same members, but not all are to choose the same ones.
+        for peer in parts.rng.sample(list(members), len(members)):
+            parts.network.introduce(peer, members[peer].addresses)
+            node.meet(peer)
 
     async with (
         anyio.create_task_group() as tasks,
@@ -115,7 +117,7 @@ async def run_member(
             wall_time=parts.wall_time,
             rng=parts.rng,
             config=config.membership,
-            on_member=meet,
+            on_member=lambda peer, other: parts.network.introduce(peer, other.addresses),
         ) as membership,
     ):
         tasks.start_soon(node.run)
@@ -202,7 +204,7 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
     return restored, snapshot, [parse_contribution(data, parts.signer, limit + HEADER_BYTES_MAX) for data in remembered]
 
 
-async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:
+async def watch(membership: Membership, meet: Callable[[Mapping[PeerID, MemberFact]], None]) -> None:
     """After every change among the members: `meet` all of them, and a look for a twin."""
     while True:
         await membership.wait_changed()
@@ -210,8 +212,7 @@ async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], Non
             raise TwinFound(
                 "another process takes part with this identity: stop one of the two, or give one a --folder of its own"
             )
-        for peer, fact in membership.members.items():
-            meet(peer, fact)
+        meet(membership.members)
 
 
 async def look_around(membership: Membership) -> None:

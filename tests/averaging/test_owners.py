@@ -85,19 +85,23 @@ def test_every_part_has_one_owner_and_it_votes(numbers: set[int]) -> None:
     assert sorted(p for v in head.voters for p in owned_parts(head, v, PARTS)) == list(range(PARTS))
 
 
-@given(many_voters, st.integers(0, 39))
-def test_only_the_parts_of_who_comes_or_goes_move(numbers: set[int], changed: int) -> None:
-    one, other, who = voted_by(numbers | {changed}), voted_by(numbers - {changed} or {99}), ToySigner(changed).peer_id
-    if numbers - {changed}:
-        moved = [part for part in range(64) if owner_of(one, part) != owner_of(other, part)]
-        assert moved == owned_parts(one, who, 64)
+def test_few_parts_move_beside_those_of_who_goes() -> None:
+    """With bounded loads some must; without hashing, nearly all would."""
+    moved = lost = 0
+    for seed in range(20):
+        voters = set(range(20 * seed, 20 * seed + 9))
+        one, other, who = voted_by(voters), voted_by(voters - {20 * seed}), ToySigner(20 * seed).peer_id
+        lost += len(owned_parts(one, who, 64))
+        moved += sum(owner_of(one, part, 64) != owner_of(other, part, 64) for part in range(64))
+    assert lost <= moved < 3 * lost
 
 
-def test_parts_spread_over_the_voters() -> None:
-    head = voted_by(set(range(8)))
-    counts = [len(owned_parts(head, voter, 256)) for voter in head.voters]
-    assert sum(counts) == 256
-    assert min(counts) > 8 and max(counts) < 80
+@given(many_voters, st.integers(1, 64))
+def test_parts_spread_evenly_over_the_voters(numbers: set[int], parts: int) -> None:
+    head = voted_by(numbers)
+    counts = [len(owned_parts(head, voter, parts)) for voter in head.voters]
+    assert sum(counts) == parts
+    assert max(counts) == -(-parts // len(counts))
 
 
 # Payloads.

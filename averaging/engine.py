@@ -21,18 +21,13 @@ from averaging.instance import Instance
 from averaging.messages import Accepted, Get, GetLog, Head, Log, Message, Offer, Propose, Share
 from averaging.offering import Offering
 from averaging.outbox import Actions, Link, Outbox
-from averaging.pulse import Pulse
+from averaging.pulse import Pulse, pauses
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.rounds import Rounds
 from averaging.serving import asked_for
 from averaging.voting import Voting
 from network.identity import Signer
 from network.seam import PeerID
-
-NEAR_SHARE = 1 / 10
-"""Of a round is the pause between signs of life that votes wait for, within bounds."""
-FAR_SHARE = 2 / 3
-"""And of those that no vote waits for: about one between what rounds say anyway."""
 
 
 @final
@@ -223,20 +218,11 @@ class Engine:
         self._recover_if_due(now)
 
     def _give_signs_of_life(self, now: float) -> None:
-        """In a large group those between all and those who vote would be most of what is said, and no vote waits for
-        them: a dead peer costs its round the grace, no more. So they follow the rounds; but where voters are lacking,
-        everybody may have to see who is here.
-        """
-        timing, named = self.config.timing, self.head.peers
         length = max(self.rounds.timing.interval.mean, now - self._voting.clock.began)
-        near = min(timing.heartbeat_seconds_max, max(timing.heartbeat_seconds, NEAR_SHARE * length))
-        far = min(timing.idle_seconds_max, max(timing.heartbeat_seconds, FAR_SHARE * length))
-        if self._voting.lacks_quorum(now):
-            near = far = timing.heartbeat_seconds
-        elif not self.config.parts:
-            far = near
-        is_named = self.me in named
-        for pause, peers in self._pulse.due(now, lambda peer: near if is_named and peer in named else far).items():
+        # Where voters are lacking, everybody may have to see who is here.
+        seconds = None if self._voting.lacks_quorum(now) else length
+        pause_of = pauses(self.me, self.head, self.config.timing, seconds, by_owners=self.config.parts > 0)
+        for pause, peers in self._pulse.due(now, pause_of).items():
             said = self._own_head(pause)
             for peer in peers:
                 self._outbox.send(peer, said, now)

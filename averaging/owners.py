@@ -17,6 +17,7 @@ import msgpack
 
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution, sign_contribution
+from averaging.instance import Assembly
 from averaging.messages import Share
 from averaging.outbox import Outbox, Reduction
 from averaging.record import Hash, Malformed, Record, as_bytes, as_integer, as_list, sha256
@@ -28,6 +29,8 @@ from network.seam import PeerID
 PARTS_MAX = 256
 DUE_SECONDS = 0.05
 """For so long what was worked out holds: in a large group it is no little work."""
+PEERS_PER_OWNER = 8
+"""At least so many that share, before a further one owns parts."""
 MANY_SHARES = 16
 """When there are more, one that comes changes nothing at once either."""
 RECENT_ROUNDS = 4
@@ -36,28 +39,32 @@ RECENT_ROUNDS = 4
 
 def owner_of(head: Record, part: int, parts: int) -> PeerID:
     """The same everywhere, and when somebody goes few parts move but its own."""
-    return _owners(head.voters, parts)[part]
+    return _owners(head.owners or head.voters, parts)[part]
 
 
 def owned_parts(head: Record, owner: PeerID, parts: int) -> list[int]:
-    return [part for part, whose in enumerate(_owners(head.voters, parts)) if whose == owner]
+    return [part for part, whose in enumerate(_owners(head.owners or head.voters, parts)) if whose == owner]
 
 
 # All peers ask for the same.
 @lru_cache(maxsize=64)
-def _owners(voters: tuple[PeerID, ...], parts: int) -> list[PeerID]:
-    """By rendezvous hashing with bounded loads: each part in turn goes to the voter with the lowest hash of those who
+def _owners(peers: tuple[PeerID, ...], parts: int) -> list[PeerID]:
+    """By rendezvous hashing with bounded loads: each part in turn goes to the peer with the lowest hash of those who
     do not own their share of all parts yet.
     """
     owners: list[PeerID] = []
-    room = dict.fromkeys(voters, -(-parts // len(voters)))
+    least, larger = divmod(parts, len(peers))
+    loads = dict.fromkeys(peers, 0)
     for part in range(parts):
         name = b"owner" + part.to_bytes(4, "big")
-        owner = min(room, key=lambda voter: sha256(name + voter.encode()))
+        owner = min(loads, key=lambda peer: sha256(name + peer.encode()))
         owners.append(owner)
-        room[owner] -= 1
-        if not room[owner]:
-            del room[owner]
+        loads[owner] += 1
+        larger -= loads[owner] > least
+        if loads[owner] > least or (loads[owner] == least and not larger):
+            del loads[owner]
+        if not larger:
+            loads = {peer: load for peer, load in loads.items() if load < least}
     return owners
 
 
@@ -149,7 +156,7 @@ class Owners:
         """R1 in parts: to each owner its own; the parts of an owner that is not linked miss the round."""
         assert len(packets) == self.parts
         self._mine = {}
-        for owner in self.head.voters:
+        for owner in self.head.owners or self.head.voters:
             mine = {part: packets[part] for part in owned_parts(self.head, owner, self.parts)}
             if mine:
                 payload = encode_parts(mine)
@@ -243,11 +250,18 @@ class Owners:
         self.merged = {share.owner: share.digest for share in self.collector.usable()}
         self._told[contribution.digest] = self.merged.get(self._me, b"")
 
-    def recruits(self, taken: Sequence[PeerID], room: int, now: float) -> list[PeerID]:
-        """Who could vote beside `taken`: willing and alive, as many as there is `room` for. Who votes already comes
-        first: whom the log names, all others link with.
+    def assemble(self, likely: Sequence[PeerID], now: float) -> Assembly:
+        """Who votes and who owns parts in the next round: of the `likely`, and of those who shared with this owner, are
+        willing and alive. Who does so already comes first, for everybody is linked with whom the log names.
+
+        A few voters are enough for any group, and votes go to everybody; but an owner sends and receives as much as the
+        others' number over the owners', so with the group their number grows.
         """
-        willing = [p for p, s in self.collector.shares.items() if s.willing and self._outbox.alive(p, now)]
-        voters = self.head.voters
-        ordered = sorted(willing, key=lambda peer: (peer not in voters, sha256(self.head.hash + peer.encode())))
-        return [p for p in ordered if p not in taken][: max(0, room)]
+        shares, head, room = self.collector.shares, self.head, self._config.voters_max
+        willing = {*likely, *(p for p, s in shares.items() if s.willing and self._outbox.alive(p, now))}
+        order = {peer: sha256(head.hash + peer.encode()) for peer in willing}
+        voters = sorted(willing, key=lambda peer: (peer not in head.voters, order[peer]))[:room]
+        owning = min(self.parts, -(-len(shares) // PEERS_PER_OWNER))
+        if owning <= room:
+            return voters, ()
+        return voters, sorted(willing, key=lambda p: (p not in voters, p not in head.owners, order[p]))[:owning]

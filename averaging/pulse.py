@@ -6,11 +6,35 @@ from collections.abc import Callable
 from typing import final
 
 from averaging.outbox import Outbox
+from averaging.record import Record
 from averaging.timing import TimingConfig
 from network.seam import PeerID
 
 EARLY = 0.75
 """A link that is silent for this part of its pause is served with those that are due: one look for many links."""
+
+NEAR_SHARE = 1 / 10
+"""Of a round is the pause between signs of life that votes wait for, within bounds."""
+FAR_SHARE = 2 / 3
+"""And of those that no vote waits for: about one between what rounds say anyway."""
+
+
+def pauses(
+    me: PeerID, head: Record, config: TimingConfig, seconds: float | None, *, by_owners: bool
+) -> Callable[[PeerID], float]:
+    """How long `me` may be silent towards each. They follow the rounds, which last about `seconds`; None: as short as
+    they get. In a large group the signs of life between all and those who vote would be most of what is said, and no
+    vote waits for them: a dead peer costs its round the grace, no more.
+    """
+    if seconds is None:
+        return lambda peer: config.heartbeat_seconds
+    near = min(config.heartbeat_seconds_max, max(config.heartbeat_seconds, NEAR_SHARE * seconds))
+    if not by_owners:
+        return lambda peer: near
+    far = min(config.idle_seconds_max, max(config.heartbeat_seconds, FAR_SHARE * seconds))
+    # With whom it makes rounds: with all whom the log names, if it votes; with those who vote, if it is named.
+    partners = head.peers if me in head.voters else head.voters if me in head.peers else ()
+    return lambda peer: near if peer in partners else far
 
 
 @final

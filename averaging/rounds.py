@@ -9,7 +9,7 @@ from averaging import journal
 from averaging.chain import Left
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
-from averaging.instance import Instance, Vote, settled_votes
+from averaging.instance import Assembly, Instance, Vote, settled_votes
 from averaging.outbox import Commit, Outbox
 from averaging.owners import Owners, owner_of
 from averaging.record import NORMAL, Certificate, Hash, Record
@@ -101,11 +101,8 @@ class Rounds:
         held = {d: c for i in instances for d, c in i.held.items()}
         return journal.compacted(self.chain, votes, {**self._undecided, **held})
 
-    def _recruits(self, voters: Sequence[PeerID], now: float) -> list[PeerID]:
-        """Who votes next beside `voters`, where owners contribute for all."""
-        if self.owners is None:
-            return []
-        return self.owners.recruits(voters, self._config.voters_max - len(voters), now)
+    def _assemble(self, voters: Sequence[PeerID], now: float) -> Assembly:
+        return (voters, ()) if self.owners is None else self.owners.assemble(voters, now)
 
     def _park(self) -> None:
         instance = self.voting.instance
@@ -150,7 +147,7 @@ class Rounds:
             fetch=self._fetch,
             config=self._config.timing,
             needed=needed,
-            recruits=self._recruits,
+            assemble=self._assemble,
         )
         for contribution in [c for c in self._undecided.values() if c.prev == head.hash]:
             instance.held[contribution.digest] = contribution

@@ -32,7 +32,7 @@ class MembershipConfig:
     announce_seconds_min: float = 2.0
     """`announce_now` makes no heartbeat come sooner than this after the last one."""
     member_seconds: float = 105.0
-    """A silent member is forgotten after this: three missed heartbeats and a slow one; where they take longer, later."""
+    """A silent member is forgotten after this: three missed heartbeats and a slow one; later where these are longer."""
     run_seconds: float = 1800.0
     """The life of the run and spec facts, renewed at half of it."""
     announcers: int = 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -102,11 +102,9 @@ async def run_member(
     def fact() -> MemberFact:
         return _fact_of(loop, config.name, addresses, nonce)
 
-    def meet(members: Mapping[PeerID, MemberFact]) -> None:
-        # Everybody knows the same members, but not all are to choose the same ones.
-        for peer in parts.rng.sample(list(members), len(members)):
-            parts.network.introduce(peer, members[peer].addresses)
-            node.meet(peer)
+    def meet(peer: PeerID, other: MemberFact) -> None:
+        parts.network.introduce(peer, other.addresses)
+        node.meet(peer)
 
     async with (
         anyio.create_task_group() as tasks,
@@ -121,7 +119,7 @@ async def run_member(
         ) as membership,
     ):
         tasks.start_soon(node.run)
-        tasks.start_soon(watch, membership, meet)
+        tasks.start_soon(watch, membership, meet, parts.rng)
         tasks.start_soon(look_around, membership)
         member.membership = membership
         on_start(member)
@@ -204,7 +202,7 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
     return restored, snapshot, [parse_contribution(data, parts.signer, limit + HEADER_BYTES_MAX) for data in remembered]
 
 
-async def watch(membership: Membership, meet: Callable[[Mapping[PeerID, MemberFact]], None]) -> None:
+async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None], rng: random.Random) -> None:
     """After every change among the members: `meet` all of them, and a look for a twin."""
     while True:
         await membership.wait_changed()
@@ -212,7 +210,10 @@ async def watch(membership: Membership, meet: Callable[[Mapping[PeerID, MemberFa
             raise TwinFound(
                 "another process takes part with this identity: stop one of the two, or give one a --folder of its own"
             )
-        meet(membership.members)
+        members = membership.members
+        # Everybody knows the same members, but not all are to choose the same ones.
+        for peer in rng.sample(list(members), len(members)):
+            meet(peer, members[peer])
 
 
 async def look_around(membership: Membership) -> None:

@@ -62,10 +62,14 @@ def test_no_link_is_silent_for_longer_than_it_announced_and_looks_are_few(
     """Whatever pauses change to, and whenever."""
     one = pulse(sent)
     links, idle, now, looks = one._outbox.links, set[int](), 1.9, 0
+
+    def pause_of(peer: PeerID) -> float:
+        return FAR if PEERS.index(peer) in idle else PAUSE
+
     for length, after in [*changes, (300.0, set())]:
         until = now + length
         while True:
-            look(one, now, lambda p: FAR if PEERS.index(p) in idle else PAUSE)
+            look(one, now, pause_of)
             looks += 1
             assert one.next_at > now, "else the caller would spin"
             if one.next_at > until:

@@ -38,7 +38,7 @@ LOG_BYTES_MAX = 128 * 1024
 """Of one LOG, about; a frame must take it beside the largest single entry."""
 DIGESTS_MAX = 256
 KNOWN_MAX = 64
-PAUSE_MILLISECONDS_MAX = 60_000
+PAUSE_MILLISECONDS_MAX = 600_000
 
 
 @dataclass(frozen=True, slots=True)

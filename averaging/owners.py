@@ -28,7 +28,9 @@ from network.seam import PeerID
 
 PARTS_MAX = 256
 DUE_SECONDS = 0.05
-"""For so long what was worked out holds: in a large group it is no little work."""
+DUE_SECONDS_EACH = 0.001
+"""For so long, and so much longer for each who is expected, what was worked out holds: in a large group it is no little
+work, and one share changes little."""
 PEERS_PER_OWNER = 8
 """At least so many that share, before a further one owns parts."""
 MANY_SHARES = 16
@@ -212,10 +214,11 @@ class Owners:
             return None
 
         known = collector.base, needed, self._outbox.leaving
-        holds = known == self._due_for and self._due_from <= now < self._due_from + DUE_SECONDS
+        expected = len(collector.clock.contributors)
+        look_at = self._due_from + DUE_SECONDS + DUE_SECONDS_EACH * expected
+        holds = known == self._due_for and self._due_from <= now < look_at
         news = len(collector.shares) - self._due_shares
-        if holds and news and len(collector.shares) > MANY_SHARES:
-            look_at = self._due_from + DUE_SECONDS
+        if holds and news and MANY_SHARES < len(collector.shares) < expected:
             return look_at if self._due is None else min(self._due, look_at)
         if not holds or news:
             self._due_for, self._due_shares, self._due_from = known, len(collector.shares), now

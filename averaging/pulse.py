@@ -15,8 +15,8 @@ EARLY = 0.75
 
 NEAR_SHARE = 1 / 10
 """Of a round is the pause between signs of life that votes wait for, within bounds."""
-FAR_SHARE = 2 / 3
-"""And of those that no vote waits for: about one between what rounds say anyway."""
+FAR_SHARE = 1.25
+"""And of those that no vote waits for: what rounds say anyway is enough, as long as they go on."""
 
 
 def pauses(

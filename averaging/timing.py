@@ -23,7 +23,7 @@ class TimingConfig:
     """A link silent for so long carries a sign of life."""
     heartbeat_seconds_max: float = 6.0
     """Where rounds are long, the pause follows them up to this."""
-    idle_seconds_max: float = 60.0
+    idle_seconds_max: float = 120.0
     """And up to this on links on which no vote depends."""
     silence_seconds: float = 5.0
     """A peer not heard for so long is not waited for, and not named as a voter; later where it announced so."""

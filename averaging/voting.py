@@ -146,9 +146,10 @@ class Voting:
         instance = self.instance
         if instance.ballot is not None and instance.promised_quorum() and self._carry_on(now):
             return
+        if not instance.may_propose_at_zero(self._me):
+            return
         close_at = self.close_at(timing, now)
-        is_due = close_at is not None and close_at <= now and len(instance.usable()) >= self._needed
-        if is_due and instance.may_propose_at_zero(self._me):
+        if close_at is not None and close_at <= now and len(instance.usable()) >= self._needed:
             self._propose(Ballot(0, self._me), self._fresh(0, now), False, now)
 
     def _carry_on(self, now: float) -> bool:

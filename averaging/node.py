@@ -15,6 +15,7 @@ from typing import final
 import anyio
 
 from averaging import journal
+from averaging.alarm import Alarm
 from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
@@ -82,6 +83,7 @@ class Node:
         self._storage = storage
         self._inbox: deque[Callable[[float], None]] = deque()
         self._wake = anyio.Event()
+        self._alarm = Alarm(self._rouse)
         self._news = anyio.Event()
         self._commits: deque[Commit | Fork] = deque()
         self._reductions: list[Reduction] = []
@@ -114,6 +116,7 @@ class Node:
     async def run(self) -> None:
         """Takes part until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._alarm.run)
             tasks.start_soon(self.links.run)
             while True:
                 await self._step()
@@ -290,17 +293,20 @@ class Node:
 
     async def _step(self) -> None:
         if not self._inbox:
-            wake_at = self.engine.next_wake(anyio.current_time())
-            with anyio.CancelScope(deadline=wake_at):
-                await self._wake.wait()
+            self._alarm.set(self.engine.next_wake(anyio.current_time()))
+            await self._wake.wait()
         self.num_steps += 1
         # Only now: what the training loop did while the last step was being written is to be performed at once.
         self._wake = anyio.Event()
         now = anyio.current_time()
         while self._inbox:
             self._inbox.popleft()(now)
-        self.engine.tick(now)
+        if self.engine.next_wake(now) <= now:
+            self.engine.tick(now)
         await self._perform(self.engine.drain())
+
+    def _rouse(self) -> None:
+        self._wake.set()
 
     async def _perform(self, actions: Actions) -> None:
         for fork in (c for c in actions.commits if isinstance(c, Fork)):

@@ -28,7 +28,7 @@ from network.seam import PeerID
 
 PARTS_MAX = 256
 DUE_SECONDS = 0.05
-DUE_SECONDS_EACH = 0.001
+DUE_SECONDS_EACH = 0.002
 """For so long, and so much longer for each who is expected, what was worked out holds: in a large group it is no little
 work, and one share changes little."""
 PEERS_PER_OWNER = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol, final
 
@@ -50,7 +50,7 @@ class RoundClock:
         """Starts the grace when half of those expected, and as many as the run demands, have offered."""
         if self.started is None and instance.base is not None:
             offered = len(instance.usable_owners())
-            if offered >= needed and 2 * offered >= sum(map(alive, self.contributors)):
+            if offered >= needed and _no_more_than(2 * offered, self.contributors, alive):
                 self.started = now
 
     def close_at(self, instance: Offers, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
@@ -102,3 +102,15 @@ class RoundClock:
             # Nothing can come from a lead that is gone: only the turn among the voters is waited for.
             wait = min(wait, rank * max(config.delay_seconds_min, timing.decide.mean))
         return since + wait
+
+
+def _no_more_than(most: int, peers: Collection[PeerID], alive: Alive) -> bool:
+    """Whether at most so many are alive; looks at no more of them than it must."""
+    if len(peers) <= most:
+        return True
+    count = 0
+    for peer in peers:
+        count += alive(peer)
+        if count > most:
+            return False
+    return True

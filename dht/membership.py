@@ -25,7 +25,7 @@ class MembershipConfig:
     """How often a peer speaks, and for how long it is believed."""
 
     heartbeat_seconds: float = 30.0
-    fact_seconds: float = 0.5
+    fact_seconds: float = 1.0
     """For each member a heartbeat takes so long at least: else what a look brings would grow with the swarm."""
     jitter: float = 0.2
     """Heartbeats come up to this fraction earlier: else the peers of a restarted swarm would speak at once for ever."""

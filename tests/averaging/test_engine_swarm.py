@@ -217,12 +217,13 @@ def an_owner_takes_shares_after_it_has_merged(patch: pytest.MonkeyPatch) -> None
 
 def late_votes(seed: int) -> EngineSwarm:
     """Many voters and slow messages; begun near a seed that shows what a promise is for, which few do."""
-    swarm = EngineSwarm(10 + seed, 7, replace(STORM, jitter=0.3))
+    swarm = EngineSwarm(45 + seed, 7, replace(STORM, jitter=0.3))
     swarm.run(40, 400.0)
     return swarm
 
 
 STORMS: dict[str, Callable[[int], EngineSwarm]] = {
+    "votes_are_forgotten_in_a_crash": lambda seed: storm(60 + seed),
     "promises_bind_nobody": late_votes,
     "what_was_said_on_a_chain_that_is_left_is_not_given_back": forks,
     "nobody_moves_over": forks,

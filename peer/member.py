@@ -30,6 +30,7 @@ from peer.version import VERSION
 from peer.worker import Worker
 
 ADDRESSES_MAX = 8
+ENOUGH_MEMBERS = 32
 NO_ENTRIES = b"\x90"
 
 
@@ -220,4 +221,6 @@ async def look_around(membership: Membership) -> None:
     """Peers that join at the same moment miss each other's first word: look again soon, then at the usual pace."""
     for seconds in (1.0, 3.0, 6.0):
         await anyio.sleep(seconds)
+        if len(membership.members) >= ENOUGH_MEMBERS:
+            return  # In a large swarm a look is dear, and whom one has missed are few.
         membership.announce_now()

@@ -126,6 +126,7 @@ class Engine:
     def connected(self, peer: PeerID, now: float) -> None:
         """A link to `peer` can be written to (again): it hears where this peer stands and what it offered."""
         self.links[peer] = Link(up=now, heard=now, sent=now)
+        self._voting.clock.came[peer] = now
         self._pulse.hurry()
         self._told.pop(peer, None)
         self._outbox.send(peer, self._own_head(), now)
@@ -136,6 +137,7 @@ class Engine:
         self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
         self._voting.clock.freed.pop(peer, None)
+        self._voting.clock.came.pop(peer, None)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""

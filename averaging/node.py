@@ -128,6 +128,12 @@ class Node:
         return self.engine.head
 
     @property
+    def knows_heads(self) -> bool:
+        """Whether there are links, and all at their other ends have said where they stand."""
+        links = self.engine.links.values()
+        return bool(links) and all(link.head is not None for link in links)
+
+    @property
     def is_behind(self) -> bool:
         """Whether others are known to have committed rounds that this peer has not."""
         return self.engine.is_behind(anyio.current_time())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, final
 
 from averaging.instance import Instance
-from averaging.timing import Timing, TimingConfig, take_over_seconds, waited_for
+from averaging.timing import Timing, TimingConfig, take_over_seconds, waited_for, worth_joining
 from network.seam import PeerID
 
 Alive = Callable[[PeerID], bool]
@@ -41,6 +41,8 @@ class RoundClock:
     """When the newest ballot was opened or heard."""
     freed: dict[PeerID, float] = field(default_factory=dict)
     """When each peer was last free to train anew: an offer of its was committed or became void."""
+    came: dict[PeerID, float] = field(default_factory=dict)
+    """When each peer was linked with: whoever came in the middle of the round cannot have begun before."""
     attempts: int = 0
     """How often this peer tried to take over."""
     is_patient: bool = False
@@ -70,16 +72,20 @@ class RoundClock:
         """
         assert self.started is not None
         peers = missing if self.is_patient else waited_for(timing, offered, missing)
-        if not peers:
-            return 0.0
         length = max(self.started - self.began, config.delay_seconds_min)
-        grace = max(config.delay_seconds_min, timing.decide.mean)
+        least = max(config.delay_seconds_min, timing.decide.mean)
+        grace, newcomers = 0.0, dict[PeerID, float]()
         for peer in peers:
-            cycle, freed = timing.cycles.get(peer), self.freed.get(peer)
-            if cycle is None or freed is None:
-                grace = max(grace, length / 2)
+            cycle, freed, came = timing.cycle(peer), self.freed.get(peer), self.came.get(peer)
+            if freed is None and came is not None and cycle.is_known and not self.is_patient:
+                newcomers[peer] = came + cycle.mean - self.began
+            elif freed is None or peer not in timing.cycles:
+                grace = max(grace, least, length / 2)
             else:
-                grace = max(grace, freed + (cycle.high if self.is_patient else cycle.late) - self.started)
+                grace = max(grace, least, freed + (cycle.high if self.is_patient else cycle.late) - self.started)
+        present = len(offered) + len(peers) - len(newcomers)
+        for peer in worth_joining(length + grace, present, newcomers):
+            grace = max(grace, least, self.came[peer] + timing.cycle(peer).late - self.started)
         return min(grace, max(2 * length, config.delay_seconds_min), config.delay_seconds_max)
 
     def take_over_at(

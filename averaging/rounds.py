@@ -54,7 +54,7 @@ class Rounds:
         """Contributions that were durable before a restart, to rounds that may still be decided."""
         self._parked: dict[Hash, Instance] = {}
         self.owners = Owners(signer, outbox, config, self.head) if config.parts else None
-        self.voting = self._begin(now, {})
+        self.voting = self._begin(now, {}, {})
 
     @property
     def head(self) -> Record:
@@ -81,7 +81,7 @@ class Rounds:
             proposed = None if instance.decided() is None else clock.proposed
             decide = None if proposed is None else now - proposed
             self.timing = self.timing.committed(now - clock.began, decide)
-        self.voting = self._begin(now, {**clock.freed, **dict.fromkeys(instance.offers, now)})
+        self.voting = self._begin(now, {**clock.freed, **dict.fromkeys(instance.offers, now)}, clock.came)
 
     def back_to(self, number: int, now: float) -> list[Left]:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
@@ -90,7 +90,7 @@ class Rounds:
         first = max(number + 1, len(chain.records) - SETTLED_MAX)
         self._votes |= settled_votes(chain.records[first:], chain.certificates[first:], self._votes)
         left = chain.back_to(number)
-        self.voting = self._begin(now, {})
+        self.voting = self._begin(now, {}, {})
         return left
 
     def journal(self) -> list[bytes]:
@@ -119,7 +119,7 @@ class Rounds:
         self._parked = {head: instance for head, instance in self._parked.items() if not decided(head)}
         self._undecided = {d: c for d, c in self._undecided.items() if not decided(c.prev)}
 
-    def _begin(self, now: float, freed: dict[PeerID, float]) -> Voting:
+    def _begin(self, now: float, freed: dict[PeerID, float], came: dict[PeerID, float]) -> Voting:
         """The round after the head begins, with what this peer said about it and held when it left it or restarted."""
         head = self.head
         recent = self.chain.records[-RECENT_ROUNDS:]
@@ -139,6 +139,7 @@ class Rounds:
                 now,
                 contributors,
                 freed=freed,
+                came=came,
                 ballot_seen=now if instance.vote != Vote() else None,
                 is_patient=self.owners is not None,
             ),

@@ -98,6 +98,14 @@ class Timing:
     cycles: Mapping[PeerID, Pace] = field(default_factory=dict)
     """From the commit that freed a peer to train anew, until its next offer: its own pace, whatever the group's."""
 
+    def cycle(self, peer: PeerID) -> Pace:
+        """The peer's pace, or the middle one of the others' while its own is not known."""
+        if peer in self.cycles:
+            return self.cycles[peer]
+        return (
+            sorted(self.cycles.values(), key=lambda pace: pace.mean)[len(self.cycles) // 2] if self.cycles else Pace()
+        )
+
     def committed(self, interval: float, decide: float | None) -> Timing:
         after = self.decide if decide is None else self.decide.observed(decide)
         return replace(self, interval=self.interval.observed(interval), decide=after)
@@ -120,6 +128,21 @@ def waited_for(timing: Timing, present: Collection[PeerID], missing: Collection[
     enough = RATE_SHARE_MIN * max(rates, default=0.0)
     pace = max((cycle for rate, (cycle, _) in zip(rates, known, strict=True) if rate >= enough), default=0.0)
     return sorted(p for p in missing if p not in timing.cycles or timing.cycles[p].mean <= pace)
+
+
+def worth_joining(ready: float, members: int, expected: Mapping[PeerID, float]) -> list[PeerID]:
+    """Whom to wait for of those who came in the middle of a round, by how old it will be when each is `expected` to
+    offer. It could close with so many `members` when it is `ready` seconds old; it waits for as many more as bring the
+    most contributions a second. Nothing of who is left out is lost: it is in the next round.
+    """
+    chosen: list[PeerID] = []
+    best = members / max(ready, 1e-9)
+    order = sorted(expected, key=lambda peer: (expected[peer], peer))
+    for count, peer in enumerate(order, start=1):
+        rate = (members + count) / max(ready, expected[peer], 1e-9)
+        if rate >= best:
+            best, chosen = rate, order[:count]
+    return chosen
 
 
 def take_over_seconds(timing: Timing, config: TimingConfig, length: float, rank: int, attempts: int) -> float:

@@ -10,13 +10,15 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.dht import DHT
 
-from benchmarks.round_peer import ROUND_SECONDS_MAX, START_PEERS, answer
+from benchmarks.children import answer
 
 PARAMETERS = 1_000_000
 
 
-def run_averager() -> None:
-    """A round starts as soon as its group is full, the fastest that it can: no time is spent waiting for more peers."""
+def run_averager(peers: int, seconds_max: float) -> None:
+    """One of so many, whose rounds fail after `seconds_max`. A round starts as soon as its group is full, the fastest
+    that it can: no time is spent waiting for more peers.
+    """
     line = json.loads(sys.stdin.readline())
     dht = DHT(initial_peers=line["initial_peers"], start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     averager = None
@@ -25,8 +27,8 @@ def run_averager() -> None:
             [torch.randn(PARAMETERS)],
             dht,
             prefix="benchmark",
-            target_group_size=START_PEERS,
-            min_group_size=START_PEERS,
+            target_group_size=peers,
+            min_group_size=peers,
             start=True,
         )
         answer({"addresses": [str(address) for address in dht.get_visible_maddrs()]})
@@ -35,7 +37,7 @@ def run_averager() -> None:
             time.sleep(max(0.0, begin - time.monotonic()))
             ready = time.monotonic()
             try:
-                group = averager.step(timeout=ROUND_SECONDS_MAX / 2, allow_retries=False)
+                group = averager.step(timeout=seconds_max, allow_retries=False)
             except Exception as error:  # It raises many kinds; a failed round is a result too.
                 answer({"ready": ready, "done": None, "error": repr(error)[:200]})
                 continue

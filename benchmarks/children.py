@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import IO, Any, final
@@ -97,3 +97,8 @@ def ask_all(children: Sequence[Child], seconds_max: float, **message: object) ->
     for child in children:
         child.tell(**message)
     return [child.hear(seconds_max) for child in children]
+
+
+def answer(value: Mapping[str, object]) -> None:
+    """In a child: to whoever asked."""
+    print(json.dumps(value), flush=True)

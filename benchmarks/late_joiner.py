@@ -135,7 +135,7 @@ def state_bytes() -> int:
     from network.identity import Identity
 
     me = Identity(bytes(32)).peer_id
-    return build(make_spec(me, name="size", model=MODEL, preset=PRESET), me, device="cpu").engine.snapshot_bytes
+    return build(make_spec(me, name="size", model=MODEL, preset=PRESET), me).engine.snapshot_bytes
 
 
 def describe(join: Join) -> str:

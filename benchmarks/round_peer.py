@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, final
+from typing import final
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from averaging.node import Node, NodeConfig
 from averaging.outbox import Commit
 from averaging.record import FINGERPRINT_BYTES, Hash, genesis
 from averaging.storage import FileStorage
+from benchmarks.children import answer
 from network.daemon import HivemindNetwork, open_network
 from network.identity import Identity, load_or_create
 from network.seam import PeerID
@@ -93,7 +94,7 @@ def main() -> None:
     if options.kind == "averager":
         from benchmarks.averager import run_averager
 
-        run_averager()
+        run_averager(START_PEERS, ROUND_SECONDS_MAX / 2)
         return
     anyio.run(run_peer, options, backend="asyncio", backend_options={"use_uvloop": True})
 
@@ -133,7 +134,7 @@ def torch_learner(identity: Identity) -> Learner:
     from peer.spec import make_spec
 
     spec = make_spec(identity.peer_id, name="benchmark", model="gpt-mini", preset="distro", settings={"batch": 1})
-    return build(spec, identity.peer_id, device="cpu").learner
+    return build(spec, identity.peer_id).learner
 
 
 @final
@@ -197,10 +198,6 @@ class _Rounds:
             "bytes": len(payload),
             "fingerprint": base.hex(),
         }
-
-
-def answer(value: object) -> None:
-    print(json.dumps(cast(Any, value)), flush=True)
 
 
 if __name__ == "__main__":

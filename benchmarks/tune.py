@@ -3,8 +3,8 @@
 python -m benchmarks.tune --preset distro --tokens 250000 --grid outer.lr=5e-3,1e-2,2e-2 --set batch=8
 
 `--grid` runs every combination of the values given and ends with all of them, the best first. All peers are in step and
-every round has all contributions; in a gossip run the groups are those of peers in step, and the loss is the mean over
-the replicas.
+every round has all contributions, but for a share `--missing`; in a gossip run the groups are those of peers in step,
+and the loss is the mean over the replicas.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -21,11 +22,12 @@ import torch
 
 from averaging.contribution import Contribution
 from averaging.gossip import groups_of
+from averaging.record import Hash
 from models.registry import model_config
 from network.identity import Identity
 from network.seam import PeerID
 from optimizers.presets import PRESETS, method_from_settings
-from peer.build import build_with, dense_bytes
+from peer.build import build_with, compressor_of, dense_bytes
 from peer.data import Corpus, load_corpus
 from peer.gossip_learner import GossipLearner
 from peer.learner import Own, TorchLearner
@@ -42,6 +44,10 @@ class Point:
     """One run: settings that differ from the preset's, and what came of them."""
 
     preset: str
+    label: str
+    """What `draw_points` names it; the preset unless `--label` says otherwise."""
+    model: str
+    peers: int
     seed: int
     tokens: int
     rounds: int
@@ -82,6 +88,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method")
     parser.add_argument("--grid", nargs="+", default=[], metavar="NAME=VALUE,...", help="settings to try all values of")
+    parser.add_argument(
+        "--missing", type=float, default=0.0, metavar="SHARE", help="so many contributions, by lot, miss their round"
+    )
+    parser.add_argument("--label", help="what to call it in a plot (benchmarks/draw_points.py)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each run")
     return parser.parse_args()
 
@@ -109,15 +119,23 @@ def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus
         group=GroupPart(max_peers=max(64, options.peers)),
     )
     peers = [PeerID(f"peer-{index}") for index in range(options.peers)]
-    built = [build_with(spec, peer, corpus) for peer in peers]
+    compressor = compressor_of(spec)
+    built = [build_with(spec, peer, corpus, compressor=compressor) for peer in peers]
     learners = {peer: each.learner for peer, each in zip(peers, built, strict=True)}
     started, sent = time.perf_counter(), 0
+    chance, owed = random.Random(options.seed), dict.fromkeys(peers, 0)
     for number in range(1, rounds + 1):
-        contributions = contributed(learners, number)
+        contributions = contributed(learners, number, owed)
         sent += sum(len(contribution.payload) for contribution in contributions.values())
-        for group in groups_of(peers, number - 1, "tune", method.gossip.group) if method.mode == "gossip" else [peers]:
-            for peer in group:
-                learners[peer].apply(number, [contributions[member] for member in group], Own.SAID)
+        if method.mode == "gossip":
+            groups = groups_of(peers, number - 1, "tune", method.gossip.group)
+        else:
+            groups = [[peer for peer in peers if chance.random() >= options.missing] or peers[:1]]
+        for group in groups:
+            for peer in peers if method.mode == "consensus" else group:
+                own = Own.SAID if peer in group else Own.MISSED
+                learners[peer].apply(number, [contributions[member] for member in group], own)
+            owed |= dict.fromkeys(group, 0)
     seconds = time.perf_counter() - started
     # Of one anchor, or of replicas that differ.
     replicas = [learner.state.anchor for learner in learners.values()][: None if method.mode == "gossip" else 1]
@@ -127,20 +145,34 @@ def run(options: argparse.Namespace, settings: Mapping[str, str], corpus: Corpus
     dense = dense_bytes(built[0].parameters, method.round_steps, options.peers)
     below = dense / (payload_bytes * receivers) if payload_bytes * receivers else 0.0
     tokens = rounds * method.round_steps * method.batch * model_config(options.model).context * options.peers
-    return Point(options.preset, options.seed, tokens, rounds, dict(settings), loss, payload_bytes, below, seconds)
+    return Point(
+        preset=options.preset,
+        label=options.label or options.preset,
+        model=options.model,
+        peers=options.peers,
+        seed=options.seed,
+        tokens=tokens,
+        rounds=rounds,
+        settings=dict(settings),
+        loss=loss,
+        payload_bytes=payload_bytes,
+        times_below_dense=below,
+        seconds=seconds,
+    )
 
 
 def contributed(
-    learners: Mapping[PeerID, TorchLearner | GossipLearner | OwnersLearner], number: int
+    learners: Mapping[PeerID, TorchLearner | GossipLearner | OwnersLearner], number: int, owed: dict[PeerID, int]
 ) -> dict[PeerID, Contribution]:
-    """What every peer says in round `number`, all with one weight; where rounds overlap, the first steps of the next
-    are done.
+    """What every peer says in round `number`; where rounds overlap, the first steps of the next are done. `owed` counts
+    the rounds of work that are in no round yet, which are a contribution's weight.
     """
     contributions = {}
     for peer, learner in learners.items():
+        owed[peer] += 1
         if learner.steps_left:
             learner.train(number - 1, lambda: False, learner.steps_left if learner.overlap else None)
-        contributions[peer] = Contribution(bytes(32), peer, 1, b"", True, learner.pack(number - 1))
+        contributions[peer] = Contribution(Hash(bytes(32)), peer, owed[peer], b"", True, learner.pack(number - 1))
         if learner.overlap:
             learner.train(number, lambda: False, learner.overlap)
     return contributions

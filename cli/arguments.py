@@ -147,6 +147,19 @@ def peer_options(function: _Function) -> _Function:
             data_option,
             click.option("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps."),
             click.option(
+                "--precision",
+                type=click.Choice(("auto", "fp32", "bf16")),
+                default="auto",
+                help="Of the products in training. auto: bf16 on a CUDA device that has it.",
+            ),
+            click.option(
+                "--micro-batch",
+                type=click.IntRange(min=0),
+                default=0,
+                metavar="N",
+                help="So many sequences at once, where memory is short; the same steps. 0: the whole batch.",
+            ),
+            click.option(
                 "--name",
                 default="",
                 metavar="NAME",

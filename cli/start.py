@@ -25,6 +25,8 @@ def command(
     folder: Path | None,
     data: tuple[Path, ...],
     device: str,
+    precision: str,
+    micro_batch: int,
     name: str,
     linger_seconds: float,
     json_events: bool,
@@ -50,6 +52,8 @@ def command(
             announce=announce,
             data=data,
             device=device,
+            precision=precision,
+            micro_batch=micro_batch,
             name=name,
             json_events=json_events,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ INNERS = ("none", "sgd", "adamw", "muon")
 
 EMBEDDING_NAMES = ("embedding", "embeddings", "embed", "wte", "wpe")
 _NOT_HIDDEN = (*EMBEDDING_NAMES, "head", "lm_head")
+_TITLES = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_FAMILIES_MAX = 12
+"""So many kinds of parameters are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +52,35 @@ class InnerSettings:
 def build_inner(settings: InnerSettings, model: nn.Module) -> list[torch.optim.Optimizer]:
     """The optimisers to step one after the other; empty for `none`. Every parameter is in exactly one of them."""
     settings.validate()
-    if settings.kind == "none":
-        return []
     parameters = dict(model.named_parameters())
-    if settings.kind == "sgd":
-        decay = settings.weight_decay
-        return [torch.optim.SGD(parameters.values(), settings.lr, settings.momentum, weight_decay=decay)]
-    if settings.kind == "adamw":
-        return [_adamw(settings, list(parameters.values()))]
+    kinds = {"sgd": _sgd, "adamw": _adamw, "muon": _muon}
+    return [
+        kinds[kind](settings, [parameters[name] for name in names]) for kind, names in assigned(settings, model).items()
+    ]
+
+
+def assigned(settings: InnerSettings, model: nn.Module) -> dict[str, list[str]]:
+    """Which optimiser steps which parameters; none is empty."""
+    names = [name for name, _ in model.named_parameters()]
+    if settings.kind == "none" or not names:
+        return {}
+    if settings.kind != "muon":
+        return {settings.kind: names}
     hidden = hidden_matrices(model)
-    rest = [name for name in parameters if name not in hidden]
-    optimizers = [_muon(settings, [parameters[name] for name in hidden])] if hidden else []
-    return [*optimizers, _adamw(settings, [parameters[name] for name in rest])] if rest else optimizers
+    both = {"muon": hidden, "adamw": [name for name in names if name not in hidden]}
+    return {kind: chosen for kind, chosen in both.items() if chosen}
+
+
+def described(settings: InnerSettings, model: nn.Module) -> str:
+    """For people: which optimiser steps what; layers that differ by their number alone are named once."""
+    parameters = dict(model.named_parameters())
+    parts = []
+    for kind, names in assigned(settings, model).items():
+        families = sorted({_NUMBER.sub("*", name) for name in names})
+        shown = ", ".join(families[:_FAMILIES_MAX]) + (", ..." if len(families) > _FAMILIES_MAX else "")
+        elements = sum(parameters[name].numel() for name in names)
+        parts.append(f"{_TITLES[kind]} steps {len(names)} tensors with {elements:,} parameters: {shown}")
+    return "; ".join(parts) if parts else "no inner optimiser: gradients are contributed"
 
 
 def hidden_matrices(model: nn.Module) -> list[str]:
@@ -78,6 +100,10 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) ->
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
+
+
+def _sgd(settings: InnerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, settings.lr, settings.momentum, weight_decay=settings.weight_decay)
 
 
 def _adamw(settings: InnerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

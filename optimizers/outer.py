@@ -12,8 +12,6 @@ from torch import Tensor
 from optimizers.schedule import Schedule, float32, integer_power
 from optimizers.seam import OuterOptimizer, Tensors
 
-OUTERS = ("sgd", "sign", "heavyball", "nesterov", "adamw")
-
 CONSTANT = Schedule(kind="constant", warmup=0)
 
 
@@ -47,14 +45,7 @@ class OuterSettings:
 def build_outer(settings: OuterSettings, schedule: Schedule = CONSTANT) -> OuterOptimizer:
     """The outer optimiser of `settings`, whose learning rate follows `schedule`."""
     settings.validate()
-    classes: dict[str, type[ElementwiseOuter]] = {
-        "sgd": SGD,
-        "sign": Sign,
-        "heavyball": HeavyBall,
-        "nesterov": Nesterov,
-        "adamw": AdamW,
-    }
-    return classes[settings.kind](settings, schedule)
+    return _CLASSES[settings.kind](settings, schedule)
 
 
 class ElementwiseOuter(OuterOptimizer):
@@ -146,3 +137,13 @@ class AdamW(ElementwiseOuter):
         mean_corrected = mean * float32(1 / (1 - integer_power(beta1, round_index + 1)))
         square_corrected = square * float32(1 / (1 - integer_power(beta2, round_index + 1)))
         return mean_corrected / (square_corrected.sqrt() + eps), (mean, square)
+
+
+_CLASSES: dict[str, type[ElementwiseOuter]] = {
+    "sgd": SGD,
+    "sign": Sign,
+    "heavyball": HeavyBall,
+    "nesterov": Nesterov,
+    "adamw": AdamW,
+}
+OUTERS = tuple(_CLASSES)

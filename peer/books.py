@@ -92,9 +92,12 @@ class Books:
         return packed
 
     def left(self, rounds: Sequence[Left]) -> None:
-        """The chain was left: what was said in `rounds` waits again."""
-        self.offered_on = None
+        """The chain was left: what was said in `rounds` waits again. Of parts nobody can tell: what is in the air is
+        given up, with the tokens behind it.
+        """
+        was_offered, self.offered_on = self.offered_on is not None, None
         if self._by_parts:
+            self._spend(self._shared_tokens if was_offered else 0)
             return
         for mine in (r.mine for r in rounds if r.mine is not None):
             self.pending_tokens += mine.weight

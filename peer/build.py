@@ -15,9 +15,10 @@ from averaging.gossip import GossipConfig
 from averaging.snapshots import SnapshotConfig
 from compression.chain import parse_chain
 from compression.remembering import Remembering
-from compression.seam import TensorSpec
+from compression.seam import Compressor, TensorSpec
 from models.registry import build_model, loss_fn, model_config
 from network.seam import PeerID
+from optimizers.inner import described
 from optimizers.presets import Method
 from optimizers.seam import Tensors
 from peer.data import Corpus, load_corpus, sampler
@@ -27,7 +28,7 @@ from peer.learner import TorchLearner
 from peer.method import initial_state, rules_of
 from peer.owners_learner import OwnersLearner
 from peer.spec import RunSpec
-from peer.trainer import Trainer
+from peer.trainer import CPU, PRECISIONS, Hardware, Trainer
 
 LIBRARY_DATA = "python-stdlib"
 VALIDATION_SEQUENCES = 64
@@ -51,9 +52,11 @@ class Built:
     """For runs whose mode is gossip, in place of `engine`."""
     snapshots: SnapshotConfig
     method: Method
+    inner: str
+    """Which inner optimiser steps which parameters, for people."""
 
 
-def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), device: str = "cpu") -> Built:
+def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), hardware: Hardware = CPU) -> Built:
     """Loads the data and builds everything; takes seconds. Raises `ValueError` and `FileNotFoundError`."""
     if not data and spec.data.name != LIBRARY_DATA:
         raise ValueError(f"the run trains on {spec.data.name!r}, which every peer has to bring: give it with --data")
@@ -63,23 +66,26 @@ def build(spec: RunSpec, me: PeerID, *, data: Sequence[Path] = (), device: str =
             f"the run's text has the sha256 {spec.data.sha256}, this Python's standard library {corpus.sha256}: "
             "use the Python version of the run's founder, or bring the text with --data"
         )
-    return build_with(spec, me, corpus, device)
+    return build_with(spec, me, corpus, hardware)
 
 
-def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -> Built:
+def build_with(
+    spec: RunSpec, me: PeerID, corpus: Corpus, hardware: Hardware = CPU, compressor: Compressor | None = None
+) -> Built:
+    """As `build`; peers of one process may share one `compressor_of` the run, so that each packet is unpacked once."""
     method, seed = spec.training_method, spec.run.seed
     context = model_config(spec.model.name).context
     if torch.get_num_threads() > 1 and is_small(spec.model.name):
         torch.set_num_threads(1)
     model: nn.Module = build_model(spec.model.name, seed)
-    chain = parse_chain(method.chain)
-    rules = rules_of(method, lambda _: Remembering(chain))
+    shared = compressor if compressor is not None else compressor_of(spec)
+    rules = rules_of(method, lambda _: shared)
     state = initial_state(model, rules)
     sample = sampler(corpus, seed, me, batch=method.batch, length=context)
     held_out = corpus.validation_batches(
         batch=VALIDATION_BATCH, length=context, batches=VALIDATION_SEQUENCES // VALIDATION_BATCH
     )
-    trainer = Trainer(model, loss_fn, sample, method, chosen_device(device))
+    trainer = Trainer(model, loss_fn, sample, method, hardware)
     state_bytes = _PARAMETER_BYTES * sum(t.numel() for t in [*state.anchor.values(), *state.outer.values()])
     engine = EngineConfig(
         payload_bytes_max=payload_bytes_max(state.anchor, method, spec.group.parts),
@@ -102,7 +108,12 @@ def build_with(spec: RunSpec, me: PeerID, corpus: Corpus, device: str = "cpu") -
     else:
         learner = TorchLearner(me, state, rules, trainer, held_out)
     gossip = gossip_config(spec, engine, state.anchor)
-    return Built(learner, parameters, engine, gossip, snapshots, method)
+    return Built(learner, parameters, engine, gossip, snapshots, method, described(method.inner, model))
+
+
+def compressor_of(spec: RunSpec) -> Compressor:
+    """What a run's packets are made and read with; raises `ValueError`."""
+    return Remembering(parse_chain(spec.training_method.chain))
 
 
 def payload_bytes_max(anchor: Tensors, method: Method, owned_parts: int = 0) -> int:
@@ -140,6 +151,18 @@ def dense_bytes(parameters: int, inner_steps: int, peers: int) -> float:
     2 (N-1)/N * 4 * parameters * H bytes a round.
     """
     return 2 * (peers - 1) / peers * _PARAMETER_BYTES * parameters * inner_steps
+
+
+def chosen_hardware(device: str, precision: str = "auto", micro_batch: int = 0) -> Hardware:
+    """`auto` precision is bf16 on a CUDA device that has it, else fp32; raises `ValueError` for what is not there."""
+    device = chosen_device(device)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
+    on_cuda = device.startswith("cuda")
+    has_bf16 = on_cuda and torch.cuda.is_bf16_supported()
+    if precision == "bf16" and on_cuda and not has_bf16:
+        raise ValueError(f"precision 'bf16': {device} has no bfloat16; choose fp32, or auto")
+    return Hardware(device, micro_batch, bf16=precision == "bf16" or (precision == "auto" and has_bf16))
 
 
 def chosen_device(device: str) -> str:

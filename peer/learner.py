@@ -210,8 +210,8 @@ class TorchLearner(Learner):
         before = self._parts.part(index, self.state.anchor)
         members, rounds = self._members(index, contributions), (number - 1) // self.fragments
         self.state = method.apply_round(self.state, members, self._rules, round_index=rounds, names=names)
-        in_flight = own is Own.NOTHING and self._wanted is not None
-        self._progress.arrived(before, self._parts.part(index, self._state.anchor), in_flight=in_flight)
+        said = own in (Own.SAID, Own.FORGOTTEN)
+        self._progress.arrived(before, self._parts.part(index, self._state.anchor), said=said)
         if own is Own.SAID:
             mine = next(c.payload for c in contributions if c.owner == self._me)
             if self._wanted is not None:
@@ -251,7 +251,6 @@ class TorchLearner(Learner):
         """What the newest payload was to say is owed whole: its round is over without it."""
         if self._wanted is not None:
             self.state = _with_residual(self.state, self._wanted.keys(), self._wanted, missed=True)
-            self._progress.settle(self._wanted.keys())
             self._wanted = None
 
     def fingerprint(self) -> bytes:

@@ -23,7 +23,7 @@ from peer.learner import Learner, Own, SharingLearner
 from peer.readings import healed, payloads_of, round_done
 from peer.reports import Left, Note, Recovered, Report, Trained, Validated
 from peer.shelf import Shelf
-from peer.waiting import wait_news
+from peer.waiting import wait_heads, wait_news
 from peer.worker import Worker
 
 SAID_FILE = "said"
@@ -50,6 +50,8 @@ class LoopConfig:
     """At the goal: for the others to reach it too."""
     linger_seconds_min: float = 0.0
     """At the goal: for those that are down just now to come back and reach it."""
+    heads_seconds_max: float = 5.0
+    """For a peer that comes back to hear where the others stand, before it trains."""
     waiting_note_seconds: float = 15.0
     """A round that takes longer is explained, again and again at this distance."""
 
@@ -124,6 +126,8 @@ class PeerLoop:
         await self._anchor()
         if self._applied.round == 0:
             await self._validate()
+        else:  # Whoever comes back was left behind, most likely, and would train a round in vain.
+            await wait_heads(self._node, self._leave_asked, self._config.heads_seconds_max)
         while not self._is_done:
             await self._catch_up()
             if self._is_done:
@@ -169,8 +173,7 @@ class PeerLoop:
         is_known = self._me in self._applied.voters or self._committed_mine > 0
         willing = is_known or self._applied.round == 0
         while not await self._offer(payload, willing):
-            # Rounds were committed while the payload was made: it is as good on the new head, if none was this peer's,
-            # and if it speaks of the whole model.
+            # Rounds came in between: this is as good on the new head, unless one was this peer's, or it is a fragment.
             await self._wait_news()
             await self._follow()
             if self._outdated or self._is_done:

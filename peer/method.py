@@ -15,10 +15,12 @@ from averaging.merge import Merge, build_merge
 from compression.seam import Compressor, Flat, InvalidPacket, Packet, TensorSpec
 from optimizers.outer import build_outer
 from optimizers.presets import Method
-from optimizers.schedule import Schedule
+from optimizers.schedule import Schedule, float32
 from optimizers.seam import OuterOptimizer, Tensors
 
 FINGERPRINT_BYTES = 16
+LATE_ROUNDS_MAX = 8
+"""No contribution weighs more than so many times the median of its round: tokens are self-reported."""
 COEFFICIENT_MAX = 2.0**40
 """A coefficient above this is refused: sums over any group stay finite, so no stranger puts infinity in the anchor."""
 
@@ -138,15 +140,44 @@ def apply_round(
     assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
     if not members:
         return state
+    members = capped(members)
     part = state.anchor if names is None else {name: state.anchor[name] for name in names}
-    delta = merged_delta(members, part, rules)
+    # With fragments the tokens are not those behind the fragment.
+    rounds = rounds_of_work([member.weight for member in members]) if rules.method.fragments == 1 else None
+    delta = merged_delta(members, part, rules, rounds)
     anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
     return replace(state, anchor=anchor, outer=outer)
 
 
-def merged_delta(members: Sequence[Contribution], anchor: Tensors, rules: Rules) -> dict[str, Tensor]:
-    """The merged pseudo-gradient. Only it is dense: what members sent stays sparse, or is dense a piece at a time."""
+def capped(members: Sequence[Contribution]) -> list[Contribution]:
+    """None weighs more than `LATE_ROUNDS_MAX` times their lower median."""
+    highest = LATE_ROUNDS_MAX * sorted(member.weight for member in members)[(len(members) - 1) // 2]
+    return [replace(member, weight=min(member.weight, highest)) for member in members]
+
+
+def rounds_of_work(weights: Sequence[int]) -> list[float]:
+    """How many rounds' work each contribution to a round holds: its tokens over their lower median, at least 1.
+
+    What missed its round is said in the next, so that a delta may be that of several rounds. Added to the others' as it
+    is, it would make the anchor's step longer by what the rounds before lacked, though these have divided by those who
+    were there: steps grow by 1 / (1 - share missed), which diverges. So it is read as the mean of its rounds.
+    """
+    usual = sorted(weights)[(len(weights) - 1) // 2]
+    return [min(max(weight / usual, 1.0), float(LATE_ROUNDS_MAX)) for weight in weights]
+
+
+def merged_delta(
+    members: Sequence[Contribution], anchor: Tensors, rules: Rules, rounds: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """The merged pseudo-gradient, each contribution divided by its `rounds`. Only it is dense: what members sent stays
+    sparse, or is dense a piece at a time.
+    """
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
+    if rounds is not None:
+        flat = [
+            part if k == 1 else replace(part, values=part.values * float32(1 / k))
+            for part, k in zip(flat, rounds, strict=True)
+        ]
     weights = [member.weight for member in members]
     specs = specs_of(anchor)
     sizes = dict(zip(sorted(anchor), rules.compressor.coefficient_counts(specs), strict=True))

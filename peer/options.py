@@ -39,6 +39,10 @@ class PeerOptions:
     data: tuple[Path, ...] = ()
     """Files and folders of text to train on instead of the run's own default."""
     device: str = "auto"
+    precision: str = "auto"
+    """Of the products in training: fp32, bf16, or auto, which is bf16 on a CUDA device that has it."""
+    micro_batch: int = 0
+    """So many sequences go through the model at once, where memory is short; 0: the whole batch."""
     name: str = ""
     """What others see beside the peer id."""
     rounds_max: int | None = None
@@ -51,6 +55,8 @@ class PeerOptions:
     def __post_init__(self) -> None:
         _check_listening(self.port, self.initial_peers, self.announce)
         _check_rounds("rounds_max", self.rounds_max)
+        if self.micro_batch < 0:
+            raise ValueError(f"micro_batch {self.micro_batch} is less than 0")
         if self.device.partition(":")[0] not in DEVICES:
             raise ValueError(
                 f"device {self.device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1 and so on"

@@ -115,7 +115,7 @@ class OwnersLearner(SharingLearner):
         if delta:
             anchor, outer = self._rules.outer.update(before, delta, self.state.outer, round_index=number - 1)
             self.state = replace(self.state, anchor=anchor, outer=outer)
-        self._progress.arrived(before, self.state.anchor, in_flight=self._wanted is not None)
+        self._progress.arrived(before, self.state.anchor, said=self._wanted is None)
 
     def _settle_merged(self, part: int, packet: bytes) -> None:
         """A packet that this peer made for all was committed: what it left out is kept for the part's next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -15,7 +15,8 @@ from peer.trainer import Diverged, Trainer
 @final
 class Progress:
     """The local weights are `anchor - offset - made`: what was made since a parameter was packed last, from a start
-    that lies off the anchor by the part that others have not taken over yet. All of it is kept as values; the module
+    that lies off the anchor by the part that others have not taken over yet: what is in the air or missed its round.
+    (From the anchor itself the same would be learnt, and then said, once more.) All of it is kept as values; the module
     holds the weights only while it trains. So what happens to the anchor in between never touches what was made.
 
     Where there is no inner optimiser `made` is the sum of the gradients, and training is at the anchor itself.
@@ -25,8 +26,7 @@ class Progress:
         self._trainer = trainer
         method = trainer.method
         self._blend = method.blend
-        self._goes_on = bool(trainer.optimizers) and (method.overlap > 0 or method.blend > 0)
-        """Whether the start of the next steps is other than the anchor."""
+        self._has_weights = bool(trainer.optimizers)
         self._offset: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         self._batches = 0
@@ -75,20 +75,20 @@ class Progress:
         delta = self._trainer.delta(made, max(1, self._batches))
         self._made = {name: value for name, value in self._made.items() if name not in like}
         self._batches = self._steps_done = 0
-        if self._goes_on:
+        if self._has_weights:
             # The weights stay where they are.
             self._offset |= {n: self._offset[n] + d if n in self._offset else d for n, d in delta.items()}
         return delta
 
-    def arrived(self, before: Tensors, after: Tensors, *, in_flight: bool) -> None:
-        """A round has moved the anchor of some parameters; what they made is still `in_flight`, or it is settled.
+    def arrived(self, before: Tensors, after: Tensors, *, said: bool) -> None:
+        """A round has moved the anchor of some parameters; what they made and packed is `said`, or it is still owed.
 
         With weights w, anchor A and blend alpha: w <- alpha w + (1 - alpha) A, and for alpha = 0 w <- A - made, so that
         the newest steps are not undone. In either case `made` stays as it is: only the start moves, so each inner step
         is in one contribution, whatever blending does to the weights that it was taken at.
         """
         if self._blend == 0:
-            if not in_flight:
+            if said:
                 self._offset = {name: value for name, value in self._offset.items() if name not in after}
             return
         for name, anchor in after.items():
@@ -97,11 +97,6 @@ class Progress:
             self._offset[name] = (anchor - weights) * self._blend
             if made is not None:
                 self._offset[name] -= made * (1 - self._blend)
-
-    def settle(self, names: Collection[str]) -> None:
-        """What was in flight of these parameters is void: they start at the anchor, unless they blend towards it."""
-        if self._blend == 0:
-            self._offset = {name: value for name, value in self._offset.items() if name not in names}
 
     def moved(self) -> None:
         """The anchor is another one: everything starts there."""

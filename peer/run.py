@@ -24,7 +24,7 @@ from dht.runs import FoundRun, SpecNotFound, fetch_spec, find_runs
 from network.identity import load_or_create
 from network.seam import PeerID
 from network.traffic import TrafficMeter
-from peer.build import Built, build
+from peer.build import Built, build, chosen_hardware
 from peer.console import Console, Sent
 from peer.errors import RunNotFound
 from peer.gossip_member import GossipMember, run_gossip_member
@@ -79,6 +79,7 @@ class _Peer:
                 spec, fact = await self._specification(world)
                 print_join_line(options.json_events, await world.network.addresses(), spec.run.name)
                 built = await anyio.to_thread.run_sync(self._build, spec)
+                say_or_emit(options.json_events, built.inner)
                 await self._take_part(world, spec, fact, built, tasks)
             tasks.cancel_scope.cancel()
         if self._interrupted:
@@ -92,7 +93,9 @@ class _Peer:
         self._member.loop.leave()
 
     def _build(self, spec: RunSpec) -> Built:
-        return build(spec, self._identity.peer_id, data=self._options.data, device=self._options.device)
+        options = self._options
+        hardware = chosen_hardware(options.device, options.precision, options.micro_batch)
+        return build(spec, self._identity.peer_id, data=options.data, hardware=hardware)
 
     async def _specification(self, world: World) -> tuple[RunSpec, SpecFact]:
         """From the file that starts the run, from the swarm, or, where nobody answers, from the peer's own folder."""

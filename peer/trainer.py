@@ -21,6 +21,25 @@ class Diverged(ArithmeticError):
     """The loss or the weights are no longer finite; nothing of this round may be sent."""
 
 
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What each peer decides by itself: it changes results no more than rounding does.
+
+    Gradients of a batch are added up over parts of `micro_batch` sequences, 0 for all at once: less memory, the same
+    step. `bf16`: products in bfloat16 (torch's autocast); weights, gradients and moments stay float32.
+    """
+
+    device: str = "cpu"
+    micro_batch: int = 0
+    bf16: bool = False
+
+
+CPU = Hardware()
+
+
 @dataclass(frozen=True, slots=True)
 class InnerResult:
     """`delta` is anchor - weights (float32, on the CPU), `tokens` those trained on, `loss` the mean over the steps."""
@@ -48,12 +67,13 @@ class Trainer:
     `loss` maps (module, batch) to a scalar; `sample` maps (round, step) to the batch that this peer trains on then.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, sample: Sample, method: Method, device: str = "cpu") -> None:
-        self.model = model.to(device)
+    def __init__(self, model: nn.Module, loss: Loss, sample: Sample, method: Method, hardware: Hardware = CPU) -> None:
+        self.hardware = hardware
+        self.device = hardware.device
+        self.model = model.to(self.device)
         self.loss = loss
         self.sample = sample
         self.method = method
-        self.device = device
         self.optimizers = build_inner(method.inner, self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
@@ -79,9 +99,7 @@ class Trainer:
         tokens = 0
         for step in steps:
             batch = self.sample(round_index, step).to(self.device)
-            loss = self.loss(self.model, batch)
-            torch.autograd.backward(loss)
-            losses.append(float(loss.detach()))
+            losses.append(self.backward(batch))
             tokens += batch.numel() - batch.shape[0]
             if self.optimizers:
                 self.step(round_index + step / self.method.round_steps)
@@ -92,6 +110,16 @@ class Trainer:
             self.optimizers = build_inner(self.method.inner, self.model)
             raise Diverged(f"round {round_index}: the weights are no longer finite; the losses were {losses[-3:]}")
         return Piece(made, tokens, losses)
+
+    def backward(self, batch: Tensor) -> float:
+        """Adds the gradient of the batch's mean loss to the parameters' and returns that loss; a part at a time."""
+        total = 0.0
+        for part in torch.split(batch, self.hardware.micro_batch or len(batch)):
+            with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.hardware.bf16):
+                loss = self.loss(self.model, part) * (len(part) / len(batch))
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+        return total
 
     def delta(self, made: Tensors, batches: int) -> dict[str, Tensor]:
         """What to contribute for what was made of so many batches."""

@@ -1,4 +1,4 @@
-"""Waiting for what others decide, with an explanation now and then of why it takes so long."""
+"""Waiting for what others say and decide, with an explanation now and then of why it takes so long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import anyio
 
 from averaging.node import Node
 from peer.reports import Note, Report
+
+HEADS_SECONDS = 0.05
+"""How often it is looked whether the others have said where they stand."""
 
 
 async def wait_news(node: Node, interrupt: anyio.Event, note_seconds: float, report: Callable[[Report], None]) -> None:
@@ -27,3 +30,10 @@ async def wait_news(node: Node, interrupt: anyio.Event, note_seconds: float, rep
         tasks.start_soon(heed)
         await node.wait_news()
         tasks.cancel_scope.cancel()
+
+
+async def wait_heads(node: Node, interrupt: anyio.Event, seconds_max: float) -> None:
+    """Until whoever is linked has said where it stands, somebody at least; or so long, or until `interrupt` is set."""
+    with anyio.move_on_after(seconds_max):
+        while not (node.knows_heads or interrupt.is_set()):  # noqa: ASYNC110
+            await anyio.sleep(HEADS_SECONDS)

@@ -10,6 +10,8 @@ from simulator.compare import CompareOptions, CurvePoint, Row
 
 INCHES = (11.0, 4.6)
 DOTS_PER_INCH = 80
+SHOWN = 0.3
+MARGIN = 0.02
 
 
 def draw(rows: Sequence[Row], options: CompareOptions, file: Path) -> None:
@@ -32,11 +34,22 @@ def draw(rows: Sequence[Row], options: CompareOptions, file: Path) -> None:
     by_time.legend(fontsize="small")
     for axes in (by_bytes, by_time):
         axes.grid(alpha=0.3)
+    _show_the_end(by_bytes, rows)
     figure.suptitle(f"{options.model}, {options.peers} peers, {options.tokens:,} tokens, {options.seeds} seeds")
     try:
         figure.savefig(file, dpi=DOTS_PER_INCH)
     finally:
         pyplot.close(figure)
+
+
+def _show_the_end(axes: Any, rows: Sequence[Row]) -> None:
+    """Losses up to a share of the way from the start to the best: above, methods hardly differ. All ends are seen."""
+    done = [row for row in rows if row.losses]
+    if done and all(row.curve for row in done):
+        best = min(min(row.losses) for row in done)
+        start = max(row.curve[0].loss for row in done)
+        worst = max(max(row.losses) for row in done)
+        axes.set_ylim(top=max(worst, best + SHOWN * (start - best)) + MARGIN * (start - best))
 
 
 def _lines(axes: Any, row: Row, color: str, across: Callable[[CurvePoint], float]) -> None:

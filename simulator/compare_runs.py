@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -71,6 +72,9 @@ def run_job(job: Job) -> Result:
         return Result(job.name, job.options.seed, run_virtual_swarm(job.options))
     except TrainingFailed as error:
         return Result(job.name, job.options.seed, None, str(error))
+    finally:
+        # A swarm is full of cycles, and they hold every peer's model until somebody looks.
+        gc.collect()
 
 
 def _swarm_of(name: str, options: CompareOptions) -> tuple[str, int, dict[str, Setting]]:

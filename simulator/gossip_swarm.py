@@ -187,9 +187,9 @@ class GossipSwarm:
         config, signer = self.config, self.signers[number]
         learner = self.learners[number] = self.make_learner(signer.peer_id)
 
-        def cost(work: Callable[..., Any], args: Sequence[Any]) -> float:
+        def cost(work: Callable[..., Any], args: Sequence[Any]) -> tuple[float]:
             trains = work == learner.train
-            return config.train_seconds * self.speeds[number] * rng.uniform(0.8, 1.25) if trains else 0.001
+            return (config.train_seconds * self.speeds[number] * rng.uniform(0.8, 1.25) if trains else 0.001,)
 
         async with self.world.open_network(signer.peer_id, config.access) as network:
             parts = Parts(

@@ -34,6 +34,12 @@ class SwarmConfig:
     down_seconds: float = 5.0
     """After such a crash a peer is back within twice so long."""
     train_seconds: float = 0.5
+    train_spread: tuple[float, float] = (0.8, 1.25)
+    """Each training takes its usual time by a factor from between these."""
+    stepwise: bool = False
+    """Chance, freezes and slowness act on each inner step by itself, not on all that are done at once: what begins in
+    the middle of a long round is then felt in it.
+    """
     speed_spread: float = 0.3
     """Peers differ in speed by up to this fraction."""
     parts: int = 0
@@ -42,6 +48,10 @@ class SwarmConfig:
     """So many vote and own parts at most, where owners reduce."""
     start_peers: int | None = None
     """Offers that the first round waits for; None for all that are there from the beginning."""
+    min_peers: int = 1
+    """Contributions without which no round commits."""
+    recovery_share: float = 0.0
+    """Of the last round's peers, the least that may go on without a quorum."""
     snapshot_bytes: int = 4000
     snapshot_seconds: float = 20.0
     validate_rounds: int = 20

@@ -18,7 +18,7 @@ from peer.learner import Own, Shared, SharingLearner, Trained
 from peer.owners_learner import OwnersLearner
 from peer.trainer import Trainer
 from simulator.ledger import BooksWrong
-from simulator.vector import METHOD, SIZE, TOLERANCE, VectorBooks, joined, linear_loss, rules_for, vector_model
+from simulator.vector import METHOD, SIZE, CheckedLearner, VectorBooks, joined, linear_loss, rules_for, vector_model
 
 PARTS = 4
 
@@ -41,10 +41,12 @@ class OwnersBooks:
 
 
 @final
-class OwnersVectorLearner(SharingLearner):
+class OwnersVectorLearner(CheckedLearner, SharingLearner):
     """`OwnersLearner` with a check of every step: all that was produced is merged, waits here, or was given up because
     nobody could tell, and owners lose nothing of what they merge.
     """
+
+    inner: OwnersLearner
 
     def __init__(self, me: PeerID, books: OwnersBooks) -> None:
         self.me = me
@@ -65,10 +67,6 @@ class OwnersVectorLearner(SharingLearner):
     @property
     def num_parts(self) -> int:
         return self.inner.num_parts
-
-    @property
-    def steps_left(self) -> int:
-        return self.inner.steps_left
 
     def waiting(self) -> Tensor:
         """All that was made and not said, or said in vain so far."""
@@ -177,32 +175,12 @@ class OwnersVectorLearner(SharingLearner):
         if self._is_whole and not crashed:
             self._check(f"the work of {self.me}", self._lost, self._books.vectors.produced[self.me])
 
-    def _check(self, what: str, difference: Tensor, scale: Tensor) -> None:
-        wrong, allowed = float(difference.abs().max()), TOLERANCE * (1 + float(scale.abs().max()))
-        if not wrong <= allowed:
-            raise BooksWrong(f"{what} is wrong by {wrong:.3g}, more than {allowed:.3g}")
-
-    def fingerprint(self) -> bytes:
-        return self.inner.fingerprint()
-
-    def validation_loss(self) -> float:
-        return self.inner.validation_loss()
-
-    def check(self, payload: bytes) -> None:
-        self.inner.check(payload)
-
-    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
-        return self.inner.dump(shared_only=shared_only)
-
     def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
         if own:
             self._is_whole = False  # An earlier process kept to itself what it owed.
         else:
             self._give_up()
         return self.inner.load(files, own=own)
-
-    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
-        return self.inner.fingerprint_of(files)
 
 
 def _sum(vectors: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,8 @@ Everything from `peer.member` down is the code that real peers run; the seams ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, final
 
 import anyio
@@ -101,6 +102,8 @@ class Swarm:
         self.lives: dict[int, tuple[anyio.CancelScope, SimulatedDirectory]] = {}
         self.members: dict[int, Member] = {}
         self.packet_bytes = 0
+        self.trained_seconds: dict[int, float] = defaultdict(float)
+        """In inner steps, by peer and through all its lives, also in those that its end cut off."""
         self.done: set[int] = set()
         self.restarts = 0
         self.recovering: set[int] = set()
@@ -202,9 +205,17 @@ class Swarm:
         signer, learner = self.signers[number], self.make_learner(self.signers[number].peer_id)
         injector, speed = self.injector, self.speeds[number]
 
-        def cost(work: Callable[..., Any], args: Sequence[Any]) -> float:
-            slow, share = injector.slowness(number), training_share(learner, work, args)
-            return self.config.train_seconds * share * speed * slow * rng.uniform(0.8, 1.25) if share else 0.001 * slow
+        def cost(work: Callable[..., Any], args: Sequence[Any]) -> Iterator[float]:
+            share = training_share(learner, work, args)
+            pieces = round(share * learner.round_steps) if self.config.stepwise else 1
+            for _ in range(max(1, pieces)):
+                slow = injector.slowness(number)
+                usual = self.config.train_seconds * share / pieces * speed if share else 0.001
+                yield usual * slow * (rng.uniform(*self.config.train_spread) if share else 1.0)
+
+        def spent(work: Callable[..., Any], seconds: float) -> None:
+            if work == learner.train:
+                self.trained_seconds[number] += seconds
 
         async with self.world.open_network(signer.peer_id, self.config.access) as network:
             parts = Parts(
@@ -213,7 +224,7 @@ class Swarm:
                 signer=signer,
                 storage=self.disks[number],
                 learner=learner,
-                worker=VirtualWorker(cost, lambda: injector.is_frozen(number)),
+                worker=VirtualWorker(cost, lambda: injector.is_frozen(number), spent),
                 rng=rng,
                 wall_time=lambda: wall_time() + injector.skew(number),
             )
@@ -242,6 +253,8 @@ class Swarm:
                 snapshot_bytes=config.snapshot_bytes,
                 start_peers=config.peers - len(self._late) if config.start_peers is None else config.start_peers,
                 max_peers=max(64, config.peers),
+                min_peers=config.min_peers,
+                recovery_share=config.recovery_share,
                 parts=config.parts,
                 voters_max=config.voters_max,
             ),

@@ -193,18 +193,28 @@ def training_share(learner: Learner, work: Callable[..., Any], args: Sequence[An
 
 @final
 class VirtualWorker(Worker):
-    """Runs at once, and lets virtual time pass for it: as long as `cost(work, args)` says, and while `is_frozen`."""
+    """Runs at once, and lets virtual time pass for it: piece by piece as `cost(work, args)` says, which is asked for a
+    piece when the one before is done, and while `is_frozen`. `spent` hears of each piece, also of one that a crash cuts
+    off.
+    """
 
     def __init__(
         self,
-        cost: Callable[[Callable[..., Any], Sequence[Any]], float],
+        cost: Callable[[Callable[..., Any], Sequence[Any]], Iterable[float]],
         is_frozen: Callable[[], bool] = lambda: False,
+        spent: Callable[[Callable[..., Any], float], None] = lambda work, seconds: None,
     ) -> None:
         self._cost = cost
         self._is_frozen = is_frozen
+        self._spent = spent
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        await anyio.sleep(self._cost(work, args))
-        while self._is_frozen():  # noqa: ASYNC110
-            await anyio.sleep(THAW_SECONDS)
+        for seconds in self._cost(work, args):
+            begun = anyio.current_time()
+            try:
+                await anyio.sleep(seconds)
+            finally:
+                self._spent(work, anyio.current_time() - begun)
+            while self._is_frozen():  # noqa: ASYNC110
+                await anyio.sleep(THAW_SECONDS)
         return work(*args, **kwargs)

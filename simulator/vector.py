@@ -107,11 +107,46 @@ class VectorBooks:
         return torch.stack(said).sum(0) if said else _zeros()
 
 
+class CheckedLearner(Learner):
+    """A learner inside another one, which tells of a number that does not balance."""
+
+    inner: Learner
+
+    @property
+    def steps_left(self) -> int:
+        return self.inner.steps_left
+
+    def fingerprint(self) -> bytes:
+        return self.inner.fingerprint()
+
+    def validation_loss(self) -> float:
+        return self.inner.validation_loss()
+
+    def check(self, payload: bytes) -> None:
+        self.inner.check(payload)
+
+    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
+        return self.inner.dump(shared_only=shared_only)
+
+    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
+        return self.inner.load(files, own=own)
+
+    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
+        return self.inner.fingerprint_of(files)
+
+    def _check(self, what: str, difference: Tensor, scale: Tensor) -> None:
+        wrong, allowed = float(difference.abs().max()), TOLERANCE * (1 + float(scale.abs().max()))
+        if not wrong <= allowed:
+            raise BooksWrong(f"{what} is wrong by {wrong:.3g}, more than {allowed:.3g}")
+
+
 @final
-class VectorLearner(Learner):
+class VectorLearner(CheckedLearner):
     """`TorchLearner` with a check of every step: all that was produced is merged, waits here, or was lost with the
-    memory of an earlier process, and the anchor has moved by the mean of what was said.
+    memory of an earlier process, and the anchor has moved by the mean of what was said, late work evened out.
     """
+
+    inner: TorchLearner
 
     def __init__(self, me: PeerID, books: VectorBooks) -> None:
         self.me = me
@@ -132,10 +167,6 @@ class VectorLearner(Learner):
         held = inner.state.residual | (inner._wanted or {})
         return joined(held) + joined(inner._progress.unpacked())
 
-    @property
-    def steps_left(self) -> int:
-        return self.inner.steps_left
-
     def train(self, round_index: int, should_stop: Callable[[], bool], steps: int | None = None) -> Trained:
         self._balance()
         return self.inner.train(round_index, should_stop, steps)
@@ -154,7 +185,9 @@ class VectorLearner(Learner):
     def _write_down(self, before: bytes, anchor: Tensor, contributions: Sequence[Contribution]) -> None:
         said = {c.owner: joined(self.inner.heard(c.payload)) for c in contributions}
         self._books.history.add(before, contributions, self.fingerprint(), said)
-        mean = torch.stack(list(said.values())).mean(0)
+        rounds = method.rounds_of_work([c.weight for c in contributions]) if self.fragments == 1 else [1.0] * len(said)
+        evened = [said[c.owner] / k for c, k in zip(contributions, rounds, strict=True)]
+        mean = torch.stack(evened).mean(0)
         expected = anchor - self._books.method.outer.lr * mean
         self._check("the anchor", joined(self.inner.state.anchor) - expected, expected)
 
@@ -176,29 +209,6 @@ class VectorLearner(Learner):
         assert self._lost is not None
         if not crashed:
             self._check(f"the work of {self.me}", self._lost, self._books.produced[self.me])
-
-    def _check(self, what: str, difference: Tensor, scale: Tensor) -> None:
-        wrong, allowed = float(difference.abs().max()), TOLERANCE * (1 + float(scale.abs().max()))
-        if not wrong <= allowed:
-            raise BooksWrong(f"{what} is wrong by {wrong:.3g}, more than {allowed:.3g}")
-
-    def fingerprint(self) -> bytes:
-        return self.inner.fingerprint()
-
-    def validation_loss(self) -> float:
-        return self.inner.validation_loss()
-
-    def check(self, payload: bytes) -> None:
-        self.inner.check(payload)
-
-    def dump(self, *, shared_only: bool = False) -> dict[str, bytes]:
-        return self.inner.dump(shared_only=shared_only)
-
-    def load(self, files: Mapping[str, bytes], *, own: bool) -> bytes:
-        return self.inner.load(files, own=own)
-
-    def fingerprint_of(self, files: Mapping[str, bytes]) -> bytes:
-        return self.inner.fingerprint_of(files)
 
 
 def _zeros() -> Tensor:

@@ -14,7 +14,7 @@ from models.registry import build_model
 from network.identity import Identity
 from network.seam import PeerID
 from network.simulated import Access, Link
-from peer.build import build_with, dense_bytes
+from peer.build import build_with, compressor_of, dense_bytes
 from peer.data import load_corpus
 from peer.errors import TrainingFailed
 from peer.gossip_learner import GossipLearner
@@ -34,6 +34,8 @@ from simulator.swarm import run_swarm
 from simulator.virtual_time import VirtualConfig, VirtualTimeExceeded, run_virtual
 
 PROGRESS_SECONDS = 0.2
+CURVE_POINTS = 10
+"""Of the curve of losses, about."""
 
 
 def run_virtual_swarm(
@@ -64,9 +66,10 @@ def run_virtual_swarm(
         return build_with(spec, PeerID(Identity(bytes(32)).peer_id), corpus).engine.payload_bytes_max
 
     learners: dict[PeerID, TorchLearner | OwnersLearner] = {}
+    compressor = compressor_of(spec)
 
     def make_learner(me: PeerID) -> Learner:
-        learner = build_with(spec, me, corpus).learner
+        learner = build_with(spec, me, corpus, compressor=compressor).learner
         assert not isinstance(learner, GossipLearner)
         learners[me] = learner
         return learner
@@ -84,7 +87,7 @@ def run_virtual_swarm(
         train_seconds=options.step_seconds * method.round_steps,
         speed_spread=options.speed_spread,
         snapshot_bytes=4 * parameters,
-        validate_rounds=max(1, options.rounds // 10),
+        validate_rounds=max(1, options.rounds * options.peers // CURVE_POINTS),  # All have one anchor: they take turns.
         stall_seconds_max=max(600.0, 20 * options.step_seconds * method.round_steps),
     )
     try:

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from averaging.instance import Instance, Vote
 from averaging.record import Ballot
 from averaging.round_clock import RoundClock
-from averaging.timing import PACE_TIMES, SPREAD_TIMES, Pace, Timing, TimingConfig, take_over_seconds, waited_for
+from averaging.timing import (
+    PACE_TIMES,
+    SPREAD_TIMES,
+    Pace,
+    Timing,
+    TimingConfig,
+    take_over_seconds,
+    waited_for,
+    worth_joining,
+)
 from network.seam import PeerID
 from tests.averaging.strategies import SIGNERS, child_of, first, offer_of
 
@@ -105,6 +114,37 @@ def test_who_is_hardly_slower_is_waited_for_and_who_costs_much_of_the_rate_is_no
         timing = Timing(cycles={p: Pace((1.0,)) for p in PEERS[:3]} | {PEERS[3]: Pace((slow,))})
         # Four at its pace bring 4 / slow a second, three without it 3.
         assert waited_for(timing, PEERS[:3], PEERS[3:4]) == (PEERS[3:4] if is_worth_it else []), slow
+
+
+@given(st.floats(0.1, 1e3), st.integers(1, 8), st.dictionaries(st.sampled_from(PEERS), st.floats(0, 1e4), max_size=6))
+def test_who_comes_late_is_waited_for_if_that_brings_more_a_second(
+    ready: float, members: int, expected: dict[PeerID, float]
+) -> None:
+    chosen = worth_joining(ready, members, expected)
+    others = sorted(expected.keys() - set(chosen), key=lambda peer: expected[peer])
+
+    def rate(count: int, last: float) -> float:
+        return (members + count) / max(ready, last)
+
+    best = rate(len(chosen), max((expected[peer] for peer in chosen), default=0.0))
+    assert best >= rate(0, 0.0) * (1 - 1e-9)
+    for count, peer in enumerate(others, start=len(chosen) + 1):
+        assert rate(count, expected[peer]) < best * (1 + 1e-9)
+        assert expected[peer] > ready, "who is there in time costs nothing"
+
+
+def test_a_round_does_not_wait_for_who_came_back_in_its_middle_but_for_who_came_at_its_beginning() -> None:
+    head = first(4)
+    instance = Instance(head, Vote(), head.base)
+    for signer in SIGNERS[:3]:
+        instance.hold(offer_of(signer, head))
+    for timing in (Timing(cycles={p: Pace((10.0,)) for p in PEERS[:4]}), Timing(cycles={PEERS[0]: Pace((10.0,))})):
+        clock = RoundClock(100.0, frozenset(head.voters), started=110.0)
+        clock.freed = dict.fromkeys(PEERS[:3], 100.0)
+        for came, least, most in ((108.0, 110.0, 110.0), (101.0, 111.0, 120.0)):
+            clock.came = {PEERS[3]: came}
+            close = clock.close_at(instance, timing, CONFIG, lambda peer: True)
+            assert close is not None and least <= close <= most, came
 
 
 def test_one_odd_round_does_not_change_a_pace() -> None:

@@ -82,6 +82,33 @@ def test_a_fixed_grid_gets_its_best_scale(name: str) -> None:
     assert relative_error(Levels(name), gaussian(1 << 17)) <= 1.05 * GRIDS[name]
 
 
+@pytest.mark.parametrize("draw", [gaussian, student, laplace])
+def test_e3m0_is_zero_or_a_power_of_two_of_its_scale_whichever_is_nearest(draw: object) -> None:
+    """Sign, three bits of exponent, none of mantissa: one value and one magnitude at a time."""
+    assert callable(draw)
+    tensor = draw(256 * 3)
+    levels, scales = Levels("e3m0").quantise(tensor, 3)
+    decoded = Levels("e3m0").dequantise(levels, scales).tolist()
+    for place, value in enumerate(tensor.tolist()):
+        scale = float(scales[place // 256])
+        magnitudes = [0.0, *(scale * 2.0**exponent for exponent in range(7))]
+        nearest = min(abs(abs(value) - magnitude) for magnitude in magnitudes)
+        assert abs(decoded[place]) in magnitudes
+        assert decoded[place] * value >= 0
+        assert abs(decoded[place] - value) <= nearest + scale * 64 / 4096, "but for a cell's width at a border"
+    for block in range(3):
+        part = tensor[256 * block : 256 * block + 256]
+        tried = [float(part.abs().max()) / 64 * 1.02**step for step in range(-60, 61)]
+        best = min(float((slow_e3m0(part, scale) - part).square().sum()) for scale in tried)
+        error = float((torch.tensor(decoded[256 * block : 256 * block + 256]) - part).square().sum())
+        assert error <= 1.2 * best, "Lloyd's iteration finds a minimum near by, which need not be the least"
+
+
+def slow_e3m0(part: Tensor, scale: float) -> Tensor:
+    magnitudes = torch.tensor([0.0, *(scale * 2.0**exponent for exponent in range(7))])
+    return part.sign() * magnitudes[(part.abs()[:, None] - magnitudes).abs().argmin(1)]
+
+
 @pytest.mark.parametrize(("bits", "error"), [(1, 0.012), (2, 0.004), (4, 5e-4), (8, 5e-6)])
 def test_top_k_values_are_fitted_away_from_zero(bits: int, error: float) -> None:
     tensor = gaussian(1 << 18)

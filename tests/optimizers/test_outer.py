@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from optimizers import outer as outer_module
 from optimizers.outer import CONSTANT, OUTERS, OuterSettings, build_outer
 from optimizers.schedule import Schedule, cosine_of_half_turns, float32, integer_power
 from optimizers.seam import OuterOptimizer, Tensors
@@ -232,3 +235,18 @@ def test_the_constant_schedule_is_one() -> None:
 def test_wrong_settings_name_themselves(wrong: OuterSettings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_outer(wrong)
+
+
+def test_the_documents_example_of_an_outer_step_works() -> None:
+    """What a reader would write: it learns, and `build_outer` knows all that there is."""
+    page = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    written = dict(vars(outer_module))
+    exec(code, written)
+    signum = written["Signum"](OuterSettings(lr=0.02, momentum=0.5))
+    anchor = {"w": torch.tensor([3.0, -2.0])}
+    state = signum.init(anchor)
+    for index in range(200):
+        anchor, state = signum.update(anchor, {"w": 0.3 * anchor["w"]}, state, round_index=index)
+    assert float(anchor["w"].abs().max()) < 0.2
+    assert all(type(build_outer(OuterSettings(kind=kind))).__name__.lower() == kind for kind in OUTERS)

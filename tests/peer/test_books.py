@@ -240,3 +240,31 @@ def test_a_second_jump_over_rounds_that_were_to_be_applied_once_more_does_not_co
     assert kept.pending_tokens == 90
     assert kept.committed(two) is Own.NOTHING
     assert kept.committed(one) is Own.FORGOTTEN, "it was not among those that are still to come"
+
+
+# By parts.
+
+
+def by_parts(trained: int) -> Books:
+    fresh = Books(ME.peer_id, 10**6, by_parts=True)
+    fresh.trained(trained)
+    return fresh
+
+
+def test_parts_in_the_air_are_given_up_with_their_tokens_when_a_state_is_fetched() -> None:
+    kept = by_parts(trained=10)
+    kept.shared(HEAD, 10)
+    kept.trained(4)
+    kept.moved(moved(joined=(child_of(HEAD, [others(HEAD)]),)))
+    assert kept.pending_tokens == 4, "owners may have merged the others: to claim them again would count them twice"
+    assert kept.reduced(child_of(HEAD, [others(HEAD)]), None, 4) is None
+
+
+def test_parts_in_the_air_are_given_up_with_their_tokens_when_the_chain_is_left() -> None:
+    kept = by_parts(trained=10)
+    kept.shared(HEAD, 10)
+    kept.left(())
+    assert kept.pending_tokens == 0
+    kept.trained(3)
+    kept.left(())
+    assert kept.pending_tokens == 3, "nothing was in the air"

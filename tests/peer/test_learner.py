@@ -16,9 +16,11 @@ from averaging.record import Hash
 from models.registry import build_model
 from network.seam import PeerID
 from peer import checkpoint
-from peer.build import Built, build_with, chosen_device, dense_bytes
+from peer.build import Built, build_with, chosen_device, compressor_of, dense_bytes
 from peer.data import Corpus, load_corpus
+from peer.gossip_learner import GossipLearner
 from peer.learner import Learner, Own, TorchLearner
+from peer.owners_learner import OwnersLearner
 from peer.spec import RunSpec, make_spec
 from simulator.toy import ToySigner
 
@@ -53,6 +55,14 @@ def built(corpus: Corpus, signer: ToySigner = ME) -> Built:
     return build_with(spec_of(batch=2), signer.peer_id, corpus)
 
 
+def built_together(corpus: Corpus) -> list[TorchLearner | GossipLearner | OwnersLearner]:
+    """Two learners that unpack each payload once between them, as in a virtual swarm."""
+    torch.set_num_threads(1)
+    spec = spec_of(batch=2)
+    compressor = compressor_of(spec)
+    return [build_with(spec, signer.peer_id, corpus, compressor=compressor).learner for signer in (ME, OTHER)]
+
+
 def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -67,6 +77,18 @@ def test_two_peers_that_apply_the_same_rounds_hold_the_same_bits(corpus: Corpus)
         assert one.fingerprint() == other.fingerprint()
         assert not equal(one.state.residual, other.state.residual)
     assert one.validation_loss() == other.validation_loss()
+
+
+def test_peers_of_one_process_may_share_what_they_unpack(corpus: Corpus) -> None:
+    together, apart = built_together(corpus), [built(corpus, signer).learner for signer in (ME, OTHER)]
+    for number in (1, 2):
+        for learners in (together, apart):
+            said = [contribution(s, train_and_pack(one)) for s, one in zip((ME, OTHER), learners, strict=True)]
+            for learner in learners:
+                learner.apply(number, said, Own.SAID)
+    assert len({learner.fingerprint() for learner in (*together, *apart)}) == 1
+    for one, other in zip(together, apart, strict=True):
+        assert equal(one.state.residual, other.state.residual)
 
 
 def test_a_newcomer_replays_or_loads_to_the_same_bits(corpus: Corpus) -> None:

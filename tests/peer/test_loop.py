@@ -122,6 +122,16 @@ def test_a_round_that_is_hidden_takes_as_long_as_its_training(overlap: int, seco
         assert pace(seen, 60) > 0.7
 
 
+def test_who_comes_back_hears_where_the_others_stand_before_it_trains() -> None:
+    """A round on what was left behind is ten seconds of training for an offer that comes too late."""
+    faults = (Crash(25.0, 3, 20.0),)
+    _, seen = run(SwarmConfig(peers=4, rounds=10, seed=1, train_seconds=10.0, faults=faults, faults_end=60.0))
+    (back,) = [peer for peer in {p for _, p, _ in seen} if not any(p == peer for t, p, _ in seen if 30 < t < 45)]
+    newest = max(report.round for time, _, report in seen if isinstance(report, RoundDone) and time < 45.0)
+    first = next(r for time, peer, r in seen if peer == back and time > 45.0 and isinstance(r, Trained))
+    assert first.round >= newest > 2
+
+
 def test_a_long_wait_is_explained() -> None:
     async def script(swarm: Swarm) -> None:
         await wait_for_round(swarm, 3)

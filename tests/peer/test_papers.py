@@ -1,14 +1,17 @@
-"""Training by rounds is what the papers say: DeMo, DiLoCo, plain training; presets learn; all hold the same bits."""
+"""Training by rounds is what the papers say, and plain training for one; presets learn; all hold the same bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from compression.chain import parse_chain
+from compression.seam import TensorSpec
 from optimizers.presets import PRESETS
 from peer.method import (
     Contribution,
@@ -115,6 +118,108 @@ def test_diloco_is_local_adamw_and_nesterov_on_the_mean() -> None:
         outer.step()
     for name, parameter in shared.named_parameters():
         torch.testing.assert_close(states[0].anchor[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+class SlowPeer:
+    """One peer of a method with error feedback, in plain torch: inner steps, memory, what it says."""
+
+    def __init__(self, peer: int, inner: Callable[[nn.Module], list[torch.optim.Optimizer]]) -> None:
+        self.peer = peer
+        self.model = toy_model()
+        self.weights = dict(self.model.named_parameters())
+        self.inner = inner(self.model)
+        self.memory = {name: torch.zeros_like(p) for name, p in self.weights.items()}
+
+    def round(self, shared: dict[str, Tensor], round_index: int, steps: int, beta: float) -> None:
+        """e <- beta e + theta - theta_m after the inner steps."""
+        self.model.load_state_dict(shared)
+        for step in range(steps):
+            self.model.zero_grad()
+            torch.autograd.backward(toy_loss(self.model, toy_batch(self.peer, round_index, step)))
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            for optimizer in self.inner:
+                optimizer.step()
+        for name, parameter in self.weights.items():
+            self.memory[name] = beta * self.memory[name] + shared[name] - parameter.detach()
+
+    def say(self, compressed: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """c = deQ(Q(e)) ; e <- e - c."""
+        said = {name: compressed(value) for name, value in self.memory.items()}
+        self.memory = {name: value - said[name] for name, value in self.memory.items()}
+        return said
+
+
+def largest(k: int, value: Tensor) -> Tensor:
+    flat = value.reshape(-1).tolist()
+    kept = sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[:k]
+    return torch.tensor([x if i in kept else 0.0 for i, x in enumerate(flat)]).view(value.shape)
+
+
+def test_sparseloco_is_its_paper() -> None:
+    """theta <- theta - eta (1/M) sum c (arXiv 2508.15706): 1/M, not the mean over those who sent; eta once."""
+    sparse = rules("sparseloco", "topk5", inner__lr=0.01, inner_steps=4, residual_decay=0.95, outer__lr=0.6)
+    states = train(sparse, peers=3, rounds=15)
+    peers = [
+        SlowPeer(i, lambda m: [torch.optim.AdamW(m.parameters(), 0.01, (0.9, 0.95), weight_decay=0.0)])
+        for i in range(3)
+    ]
+    shared = {name: p.detach().clone() for name, p in toy_model().named_parameters()}
+    for index in range(15):
+        for peer in peers:
+            peer.round(shared, index, 4, 0.95)
+        said = [peer.say(partial(largest, 5)) for peer in peers]
+        shared = {n: value - 0.6 * (said[0][n] + said[1][n] + said[2][n]) / 3 for n, value in shared.items()}
+    for name, value in shared.items():
+        torch.testing.assert_close(states[0].anchor[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chain", ["identity all bits(2)", "identity all int(4)", "dct(4) topk(4/16) bits(2)"])
+def test_muloco_is_its_paper(chain: str) -> None:
+    """Muon for the matrices of the toy, AdamW for its biases; e <- beta e + Delta, c = Q(e), e <- e - c, Nesterov on
+    the mean of c (arXiv 2505.23725). Codecs have tests of their own.
+    """
+    muloco = rules(
+        "muloco", chain, inner__lr=0.02, inner_steps=4, residual_decay=0.9, outer__lr=0.9, outer__momentum=0.8
+    )
+    codec = parse_chain(chain)
+    states = train(replace(muloco, compressor=codec), peers=3, rounds=15)
+
+    def inner(model: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in model.parameters() if p.ndim == 2]
+        vectors = [p for p in model.parameters() if p.ndim == 1]
+        muon = torch.optim.Muon(matrices, 0.02, 0.0, 0.95, adjust_lr_fn="match_rms_adamw")
+        return [muon, torch.optim.AdamW(vectors, 0.02, (0.9, 0.95), weight_decay=0.0)]
+
+    peers = [SlowPeer(i, inner) for i in range(3)]
+    shared = {name: p.detach().clone() for name, p in toy_model().named_parameters()}
+    momentum = {name: torch.zeros_like(value) for name, value in shared.items()}
+    for index in range(15):
+        for peer in peers:
+            peer.round(shared, index, 4, 0.9)
+        said = [peer.say(lambda e: codec.decompress(codec.compress(e), TensorSpec.of(e))) for peer in peers]
+        for name in shared:
+            mean = (said[0][name] + said[1][name] + said[2][name]) / 3
+            momentum[name] = 0.8 * momentum[name] + mean
+            shared[name] = shared[name] - 0.9 * (mean + 0.8 * momentum[name])
+    for name, value in shared.items():
+        torch.testing.assert_close(states[0].anchor[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_one_peer_with_identity_settings_is_plain_torch_bit_for_bit() -> None:
+    """A learning rate that is a power of two: then it does not matter whether a device fuses it into the addition."""
+    alone = rules("allreduce", outer__kind="sgd", outer__lr=2.0**-4, inner__clip=0.0)
+    alone = replace(alone, compressor=parse_chain("identity all fp32"))
+    (state,) = train(alone, peers=1, rounds=60)
+    model = toy_model()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), 2.0**-4)
+    for index in range(60):
+        optimizer.zero_grad()
+        torch.autograd.backward(toy_loss(model, toy_batch(0, index, 0)))
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(state.anchor[name], parameter.detach())
+        assert float((parameter.detach() - start[name]).abs().mean()) > 0.02
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

@@ -20,7 +20,8 @@ from simulator.toy import ToySigner
 from tests.peer.method_parts import toy_batch, toy_loss, toy_model
 
 SIGNERS = [ToySigner(number) for number in range(3)]
-PLAIN = {"schedule.kind": "constant", "schedule.warmup": 0, "chain": "identity all fp32", "merge": "mean"}
+CONSTANT = {"schedule.kind": "constant", "schedule.warmup": 0, "inner.lr": 0.01}
+PLAIN = {**CONSTANT, "chain": "identity all fp32", "merge": "mean"}
 STREAMING = {**PLAIN, "inner_steps": 20, "fragments": 4, "overlap": 2, "outer.lr": 0.7, "outer.momentum": 0.9}
 
 
@@ -35,8 +36,8 @@ def never() -> bool:
     return False
 
 
-def said(peer: int, payload: bytes) -> Contribution:
-    return sign_contribution(SIGNERS[peer], Hash(bytes(32)), 10, bytes(16), True, payload)
+def said(peer: int, payload: bytes, tokens: int = 10) -> Contribution:
+    return sign_contribution(SIGNERS[peer], Hash(bytes(32)), tokens, bytes(16), True, payload)
 
 
 def run_rounds(learners: list[TorchLearner], members: list[list[int]]) -> None:
@@ -84,12 +85,12 @@ class SlowPeer:
         with torch.no_grad():
             for name in names:
                 since = self.before[name] - self.weights[name]
+                self.debt[name] = owed.get(name, torch.zeros_like(since))
                 if blend:
                     self.weights[name].copy_(blend * self.weights[name] + (1 - blend) * shared[name])
                 else:
-                    self.weights[name].copy_(shared[name] - since)
+                    self.weights[name].copy_(shared[name] - self.debt[name] - since)
                 self.before[name] = (self.weights[name] + since).detach().clone()
-                self.debt[name] = owed.get(name, torch.zeros_like(since))
 
 
 def slow_streaming(
@@ -169,7 +170,7 @@ def gradient_at(weights: dict[str, Tensor], batch: Tensor) -> dict[str, Tensor]:
 
 def test_without_inner_optimiser_hidden_gradients_look_ahead() -> None:
     """Each is taken where the anchor would be if everybody said what that peer has just said."""
-    settings = {"overlap": 1, "outer.kind": "sgd", "outer.lr": 0.1, "inner.clip": 0.0}
+    settings = {"overlap": 1, "outer.kind": "sgd", "outer.lr": 0.1, "inner.lr": 1.0, "inner.clip": 0.0}
     learners = [learner_of(peer, settings, "allreduce") for peer in range(2)]
     run_rounds(learners, [[0, 1]] * 6)
     shared = {name: p.detach().clone() for name, p in toy_model().named_parameters()}

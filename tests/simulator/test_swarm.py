@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from averaging.node import HEAD_FILE
 from averaging.record import parse_record
 from network.seam import PeerID
 from network.simulated import Link
-from peer.reports import Note, Report, RoundDone
-from simulator.faults import Fault, Late, Lossy
+from peer.reports import Note, Report, RoundDone, Trained
+from simulator.faults import Crash, Fault, Freeze, Late, Lossy
 from simulator.outcome import Outcome, SwarmConfig
 from simulator.swarm import Swarm, run_swarm
 from simulator.toy import UNITS_PER_ROUND
+from simulator.vector import STREAMING, VectorBooks
 from simulator.virtual_time import run_virtual
 from tests.simulator.storms import crashes
 
@@ -225,3 +227,66 @@ def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
         traces.add(done.stdout)
     assert len(traces) == 1
     assert len(set(traces.pop().split())) == len(TRACE_SEEDS)
+
+
+def test_where_all_are_needed_nothing_is_committed_while_one_is_away() -> None:
+    times: list[float] = []
+    config = SwarmConfig(peers=3, rounds=40, seed=1, min_peers=3, recovery_share=1.0, faults=(Crash(8.0, 1, 12.0),))
+    run_virtual(
+        lambda: run_swarm(
+            replace(config, faults_end=100.0),
+            on_report=lambda peer, report: (
+                times.append(anyio.current_time()) if isinstance(report, RoundDone) else None
+            ),
+        )
+    )
+    assert not [time for time in times if 8.5 < time < 20.0]
+    assert [time for time in times if time < 8.0] and [time for time in times if time > 21.0]
+
+
+@pytest.mark.parametrize(("fault", "done_at", "trained"), [(None, 8, 8), (Freeze(2.5, 0, 4), 11.5, 8)])
+@pytest.mark.parametrize("stepwise", [True, False])
+def test_what_begins_in_the_middle_of_a_round_is_felt_in_it(
+    fault: Fault | None, done_at: float, trained: float, stepwise: bool
+) -> None:
+    done: list[float] = []
+    seconds: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        await wait_for_round(swarm, 1)
+        seconds.append(swarm.trained_seconds[0])
+
+    config = SwarmConfig(
+        peers=1,
+        rounds=1,
+        train_seconds=8.0,
+        train_spread=(1.0, 1.0),
+        speed_spread=0.0,
+        stepwise=stepwise,
+        faults=() if fault is None else (fault,),
+        faults_end=20.0,
+    )
+    books = VectorBooks(replace(STREAMING, fragments=1, overlap=0))
+    run_virtual(
+        lambda: run_swarm(
+            config,
+            books.learner,
+            on_report=lambda peer, report: done.append(anyio.current_time()) if isinstance(report, Trained) else None,
+            script=script,
+        )
+    )
+    begun = done[0] - (done_at if stepwise else 8)
+    assert 0 <= begun < 1.6, "starting takes a second; a step that a freeze interrupts is done when it began"
+    assert seconds == [pytest.approx(trained)]
+
+
+def test_inner_steps_that_a_crash_cuts_off_are_seconds_trained() -> None:
+    seconds: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        await anyio.sleep(5.0)
+        seconds.append(swarm.trained_seconds[0])
+
+    config = SwarmConfig(peers=2, rounds=3, train_seconds=8.0, faults=(Crash(4.0, 0, 2.0),), faults_end=20.0)
+    run_virtual(lambda: run_swarm(config, script=script))
+    assert 2.0 < seconds[0] < 4.0

@@ -81,6 +81,24 @@ def test_death_right_after_any_deed(phase: str, after: float) -> None:
     assert verdict.outcome.faults["crash"] > 2
 
 
+@pytest.mark.parametrize("rounds_before", range(9, 13))
+def test_a_joiner_takes_all_fragments_of_a_streaming_run_wherever_in_their_cycle_it_comes(rounds_before: int) -> None:
+    """It jumps to a snapshot and then holds the others' bits: all fragments with their momenta, whichever is due."""
+    late = Late(When("committed", 0, nth=rounds_before), 3)
+    scenario = Scenario(
+        peers=4,
+        rounds=24,
+        faults_end=15.0,
+        faults=(late,),
+        learner="streaming",
+        snapshot_bytes=100,
+        snapshot_seconds=1.0,
+    )
+    verdict = run_scenario(scenario)
+    assert verdict.failure is None
+    assert any("took the state" in note for note in verdict.outcome.notes)
+
+
 def test_the_example_in_the_documents_holds() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     verdict = run_scenario(Scenario.from_text(text))
@@ -107,7 +125,7 @@ def test_what_is_found_is_made_small_and_found_again(monkeypatch: pytest.MonkeyP
         return 2 * sum(voter in peers for voter in self.voters) >= len(self.voters)
 
     monkeypatch.setattr(Record, "is_quorum", half_is_a_quorum)
-    scenario = voting_storm(0)
+    scenario = voting_storm(3)
     verdict = run_scenario(scenario)
     assert verdict.failure is not None and verdict.failure.startswith("Disagreement")
     small = shrink(scenario, config=ShrinkConfig(runs_max=20))

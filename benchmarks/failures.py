@@ -17,6 +17,8 @@ RATES = {"none": math.inf, "mild": 840.0, "middle": 420.0, "harsh": 210.0}
 failure a chip-year, are a failure every 26 s, and of each eighth every 210 s.
 """
 DOWN_SECONDS = 30.0
+QUIET_SECONDS = 20.0
+"""In the beginning nothing fails: a first round without everybody would say nothing about failures."""
 FREEZE_EVERY, FREEZE_SECONDS = 600.0, 10.0
 SLOW_EVERY, SLOW_SECONDS, SLOW_FACTOR = 600.0, 30.0, 2.0
 
@@ -28,7 +30,7 @@ def trace_of(seed: int, peers: int, up_seconds: float, seconds: float) -> tuple[
         return ()
     for peer in range(peers):
         rng = random.Random(f"{seed} {peer} crashes")
-        at = rng.expovariate(1 / up_seconds)
+        at = QUIET_SECONDS + rng.expovariate(1 / up_seconds)
         while at < seconds:
             faults.append(Crash(at, peer, DOWN_SECONDS))
             at += DOWN_SECONDS + rng.expovariate(1 / up_seconds)
@@ -40,7 +42,7 @@ def trace_of(seed: int, peers: int, up_seconds: float, seconds: float) -> tuple[
 
 
 def _times(rng: random.Random, every: float, seconds: float) -> Iterator[float]:
-    at = rng.expovariate(1 / every)
+    at = QUIET_SECONDS + rng.expovariate(1 / every)
     while at < seconds:
         yield at
         at += rng.expovariate(1 / every)

@@ -30,10 +30,11 @@ from peer.reports import Report, RoundDone
 from peer.spec import GroupPart, make_spec
 from simulator.outcome import SwarmConfig
 from simulator.swarm import run_swarm
-from simulator.virtual import TRAIN_SECONDS
 from simulator.virtual_time import VirtualConfig, run_virtual
 
 PEERS = 4
+TRAIN_SECONDS = 0.5
+"""Virtual, of one inner step."""
 SKIPPED_ROUNDS = 3
 MODEL = "gpt-nano"
 OVERLAPS: dict[str, dict[str, object]] = {

@@ -17,7 +17,9 @@ from network.seam import PeerID
 PENDING_MAX = 200_000
 ASKED_IN_VAIN_MAX = 5
 DOUBT_SECONDS = 10.0
-"""Not for ever: where the network stood still for a while, all others were asked in vain."""
+"""Not for ever: where the network stood still for a while, all others were asked in vain; and who was on a worse chain
+may have a better one by now, and speak of it without saying of which round it is.
+"""
 REPLAY_SECONDS_MAX = 30.0
 """Contributions that do not come for so long are not there, whatever a log says."""
 REPLAY_ROUNDS_MAX = 48
@@ -50,6 +52,8 @@ class CatchUp:
         self._asked: dict[PeerID, int] = {}
         self._doubted: dict[PeerID, tuple[int, float]] = {}
         """Up to which round, and until when."""
+        self._unsaid_since: dict[PeerID, float] = {}
+        """When whoever is doubted first spoke of a record without saying of which round."""
         self._resumed: Hash | None = None
         """The last of the records that this peer had applied and must apply again: it leaves them only in order."""
         self._asked_at: float | None = None
@@ -62,13 +66,14 @@ class CatchUp:
     def notice(self, peer: PeerID, number: int, now: float) -> None:
         """`peer` spoke of a record that this peer does not know, of round `number` (0 if it did not say)."""
         doubted, until = self._doubted.get(peer, (-1, 0.0))
-        if number <= doubted and now < until:
+        is_doubted = number <= doubted and now < until
+        if is_doubted and (number > 0 or now < self._unsaid_since.setdefault(peer, now) + DOUBT_SECONDS):
             return
         since, known = self._ahead.get(peer, (now, 0))
         self._ahead[peer] = since, max(number, known)
 
     def lost(self, peer: PeerID, head: Record) -> None:
-        for known in (self._ahead, self._asked, self._doubted):
+        for known in (self._ahead, self._asked, self._doubted, self._unsaid_since):
             known.pop(peer, None)
         self._give_up(peer, head)
 
@@ -105,6 +110,7 @@ class CatchUp:
         """What `peer` says about rounds up to `number` is of no use here."""
         self._asked.pop(peer, None)
         self._ahead.pop(peer, None)
+        self._unsaid_since.pop(peer, None)
         self._doubted[peer] = number, until
 
     # Records to be applied.

@@ -272,7 +272,7 @@ class Engine:
     def _progress(self, now: float) -> None:
         while self._commit_decided(now) or self._replay(now):
             pass
-        self._voting.start_clock(now)
+        self._voting.start_clock(self.rounds.timing, now)
         self._voting.progress(self.rounds.timing, now)
         self._reduce_if_due(now)
         if self._commit_decided(now):

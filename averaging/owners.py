@@ -20,7 +20,7 @@ from averaging.messages import Share
 from averaging.outbox import Outbox, Reduction
 from averaging.record import Hash, Malformed, Record, as_bytes, as_integer, as_list, sha256
 from averaging.round_clock import RoundClock
-from averaging.timing import Timing
+from averaging.timing import Timing, start_patience
 from network.identity import Signer
 from network.seam import PeerID
 
@@ -196,10 +196,12 @@ class Owners:
 
         if self.head.round < self._owning_since + RECENT_ROUNDS:
             collector.clock.contributors |= self._likely()
-        collector.clock.start_if_enough(now, collector, needed, alive)
+        patience = start_patience(timing, self._config.timing)
+        collector.clock.start_if_enough(now, collector, needed, alive, patience)
         if self._outbox.leaving and len(collector.usable_owners()) >= needed:
             return now
-        return collector.clock.close_at(collector, timing, self._config.timing, alive)
+        starts = collector.clock.start_at(patience)
+        return starts if starts is not None else collector.clock.close_at(collector, timing, self._config.timing, alive)
 
     def _likely(self) -> frozenset[PeerID]:
         """Whose shares a new owner expects: of those linked with it, who stand where it stands or did a round ago."""

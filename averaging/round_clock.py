@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, final
@@ -33,6 +34,8 @@ class RoundClock:
     began: float
     contributors: frozenset[PeerID]
     """Who contributed lately, and so is likely to offer."""
+    enough: float | None = None
+    """When as many had offered as the run demands."""
     started: float | None = None
     """When enough offers had come to start the grace."""
     proposed: float | None = None
@@ -48,12 +51,23 @@ class RoundClock:
     is_patient: bool = False
     """Each who is missing speaks for many: all that live are waited for, and not called late so soon."""
 
-    def start_if_enough(self, now: float, instance: Offers, needed: int, alive: Alive) -> None:
-        """Starts the grace when half of those expected, and as many as the run demands, have offered."""
+    def start_if_enough(
+        self, now: float, instance: Offers, needed: int, alive: Alive, patience: float = math.inf
+    ) -> None:
+        """Starts the grace when as many as the run demands have offered, and half of those expected, or `patience`
+        seconds later: some who live may be unable to offer until a further record tells them how things stand.
+        """
         if self.started is None and instance.base is not None:
             offered = len(instance.usable_owners())
-            if offered >= needed and 2 * offered >= sum(map(alive, self.contributors)):
+            if offered < needed:
+                return
+            self.enough = now if self.enough is None else self.enough
+            if now >= self.enough + patience or 2 * offered >= sum(map(alive, self.contributors)):
                 self.started = now
+
+    def start_at(self, patience: float) -> float | None:
+        """When the grace starts at the latest; None if it has started, or too few have offered."""
+        return None if self.enough is None or self.started is not None else self.enough + patience
 
     def close_at(self, instance: Offers, timing: Timing, config: TimingConfig, alive: Alive) -> float | None:
         """When the group of this round closes; None while too few have offered or a proposal is in the air."""

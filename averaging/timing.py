@@ -143,6 +143,11 @@ def worth_joining(ready: float, members: int, expected: Mapping[PeerID, float]) 
     return chosen
 
 
+def start_patience(timing: Timing, config: TimingConfig) -> float:
+    """How long a round that has as many offers as it needs waits for half of those who are expected to offer."""
+    return max(2 * config.silence_seconds, timing.interval.high)
+
+
 def take_over_seconds(timing: Timing, config: TimingConfig, length: float, rank: int, attempts: int) -> float:
     """How long a voter waits for someone else's proposal to be decided before it prepares a ballot of its own.
 

@@ -15,7 +15,7 @@ from averaging.messages import Accepted, Nack, Prepare, Promise, Propose
 from averaging.outbox import Outbox
 from averaging.record import Ballot, Hash, Malformed, Record, acceptance_message
 from averaging.round_clock import Alive, RoundClock
-from averaging.timing import Timing, TimingConfig
+from averaging.timing import Timing, TimingConfig, start_patience
 from network.identity import Signer
 from network.seam import PeerID
 
@@ -238,8 +238,9 @@ class Voting:
 
     # Time.
 
-    def start_clock(self, now: float) -> None:
-        self.clock.start_if_enough(now, self.instance, self._needed, self._alive_at(now))
+    def start_clock(self, timing: Timing, now: float) -> None:
+        patience = start_patience(timing, self._config)
+        self.clock.start_if_enough(now, self.instance, self._needed, self._alive_at(now), patience)
 
     def close_at(self, timing: Timing, now: float) -> float | None:
         """When this peer, if it may, should propose."""
@@ -253,9 +254,10 @@ class Voting:
         return self.clock.take_over_at(self._me, self.instance, timing, self._config, self._alive_at(now))
 
     def wake_at(self, timing: Timing, now: float) -> list[float | None]:
-        """When this peer will have to propose, or to take over."""
+        """When this peer will have to start the grace, to propose, or to take over."""
         closes = self.close_at(timing, now) if self.instance.may_propose_at_zero(self._me) else None
-        return [closes, self.take_over_at(timing, now)]
+        starts = self.clock.start_at(start_patience(timing, self._config))
+        return [starts, closes, self.take_over_at(timing, now)]
 
     def situation(self, now: float) -> str:
         """What this round waits for."""

@@ -27,7 +27,7 @@ from averaging.owners import (
     parse_parts,
 )
 from averaging.record import GENESIS, Malformed, Record, sha256
-from averaging.timing import Timing
+from averaging.timing import Timing, TimingConfig, start_patience
 from network.seam import PeerID
 from simulator.toy import ToySigner
 from tests.averaging.strategies import BASE, SIGNERS, first
@@ -210,7 +210,7 @@ def test_a_new_owner_waits_for_those_who_stand_where_it_stands() -> None:
     owners._outbox.links[elsewhere.peer_id].head = sha256(b"another")
     assert owners._outbox.links[behind.peer_id].head is None
     owners.on_share(share_of(OWNER))
-    assert owners.due_at(Timing(), 1, 1.0) is None, "one of three"
+    assert owners.due_at(Timing(), 1, 1.0) == 1.0 + start_patience(Timing(), TimingConfig()), "one of three"
     owners.on_share(share_of(here[0]))
     due = owners.due_at(Timing(), 1, 1.0)
     assert due is not None and due > 1.0, "two of three"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from averaging.catch_up import CatchUp
+from averaging.catch_up import DOUBT_SECONDS, CatchUp
 from averaging.chain import Chain
 from averaging.instance import Instance, Vote
 from averaging.messages import GetLog, Log, LogEntry
@@ -72,6 +72,23 @@ def test_a_worse_chain_is_dropped() -> None:
     assert not following.pending and following.base is None
     assert not following.leads_away(own.head)
     assert ahead(following) == [THIRD]
+
+
+def test_who_told_of_a_worse_chain_is_asked_again_though_it_never_says_how_far_it_has_come() -> None:
+    following, own = catch_up(), own_chain()
+    following.receive(OTHER, page(entries(WORSE)), own)
+    following.lost(THIRD, own.head)
+    assert ahead(following) == []
+    for at in range(20):  # Its offers and votes name records, not rounds.
+        following.notice(OTHER, 0, float(at))
+        assert (ahead(following) == [OTHER]) == (at >= DOUBT_SECONDS)
+    following.receive(OTHER, page(entries(WORSE)), own)
+    following.notice(OTHER, 0, 20.0)
+    assert ahead(following) == [], "it has come no further"
+    following.notice(OTHER, WORSE[-1][0].record.round, 10**9)
+    assert ahead(following) == [], "that is known to be worse"
+    following.notice(OTHER, WORSE[-1][0].record.round + 1, 21.0)
+    assert ahead(following) == [OTHER]
 
 
 def test_of_two_chains_with_equal_tokens_the_lower_hash_is_better() -> None:

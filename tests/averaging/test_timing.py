@@ -215,6 +215,24 @@ def test_the_grace_starts_when_half_of_the_living_and_as_many_as_needed_have_off
     assert alone.started == 1.0, "the others are gone"
 
 
+def test_the_grace_starts_some_time_though_those_expected_live_and_cannot_offer() -> None:
+    head = first(4)
+    instance = Instance(head, Vote(), head.base)
+    clock = RoundClock(0.0, frozenset(head.voters))
+    assert clock.start_at(10.0) is None, "nobody has offered"
+    instance.hold(offer_of(SIGNERS[0], head))
+    for now in (1.0, 5.0, 10.9):
+        clock.start_if_enough(now, instance, 1, lambda peer: True, patience=10.0)
+        assert clock.started is None
+        assert clock.start_at(10.0) == 11.0
+    clock.start_if_enough(11.0, instance, 1, lambda peer: True, patience=10.0)
+    assert clock.started == 11.0
+    assert clock.start_at(10.0) is None
+    short = RoundClock(0.0, frozenset(head.voters))
+    short.start_if_enough(100.0, instance, 2, lambda peer: True, patience=10.0)
+    assert short.started is None and short.start_at(10.0) is None, "the run demands two"
+
+
 def test_nothing_closes_while_a_proposal_is_in_the_air_and_only_voters_take_over() -> None:
     head = first(3)
     instance = Instance(head, Vote(), head.base)

@@ -170,6 +170,75 @@ restart_after = 0.13
 """
 
 
-@pytest.mark.parametrize("text", [FOUNDER_DIES_IN_ITS_FIRST_VOTE, ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE])
+WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD = """
+peers = 3
+rounds = 1
+seed = 3634
+faults_end = 4.61
+delay = 0.1
+speed_spread = 0.8
+
+[[faults]]
+kind = "blackout"
+at = 4.46
+restart_after = 0.06
+
+[[faults]]
+kind = "leave"
+at = { phase = "trained", nth = 4, after = 0.11 }
+peer = 0
+restart_after = 0.22
+"""
+
+
+A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND = """
+peers = 3
+rounds = 9
+seed = 3634
+faults_end = 18.42
+delay = 0.1
+speed_spread = 0.8
+snapshot_seconds = 1.0
+
+[[faults]]
+kind = "blackout"
+at = { phase = "saved", peer = 2, nth = 10 }
+restart_after = 6.32
+
+[[faults]]
+kind = "blackout"
+at = 4.46
+restart_after = 0.06
+
+[[faults]]
+kind = "delay"
+at = { phase = "accepted", nth = 6 }
+share = 0.57
+late = 0.0
+seconds = 16.63
+
+[[faults]]
+kind = "leave"
+at = { phase = "proposed", nth = 3 }
+peer = 0
+restart_after = 3.98
+
+[[faults]]
+kind = "leave"
+at = { phase = "trained", nth = 4, after = 0.11 }
+peer = 0
+restart_after = 0.22
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FOUNDER_DIES_IN_ITS_FIRST_VOTE,
+        ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE,
+        WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD,
+        A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
+    ],
+)
 def test_what_was_found_once_stays_mended(text: str) -> None:
     assert run_scenario(Scenario.from_text(text)).failure is None

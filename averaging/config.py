@@ -26,7 +26,7 @@ class EngineConfig:
     parts: int = 0
     """Into so many parts a contribution is cut, each merged by its owner; 0: everybody gets everybody's whole."""
     voters_max: int = 8
-    """So many vote at most, and own parts, where owners reduce."""
+    """So many vote at most, where owners reduce; they own the parts too, while the group is not much larger."""
     remembered_bytes_max: int = 8 * 1024 * 1024
     """Of what this peer contributed to older rounds, so much is kept in case its chain must be left (R9)."""
     recovery_share: float = 0.0

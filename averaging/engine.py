@@ -18,10 +18,10 @@ from averaging.fetcher import Fetcher
 from averaging.following import REPLAY_AHEAD, Following, Moved
 from averaging.forks import Recovery
 from averaging.instance import Instance
-from averaging.messages import Get, GetLog, Head, Log, Message, Offer, Propose, Share
+from averaging.messages import Accepted, Get, GetLog, Head, Log, Message, Offer, Propose, Share
 from averaging.offering import Offering
 from averaging.outbox import Actions, Link, Outbox
-from averaging.pulse import Pulse
+from averaging.pulse import Pulse, pauses
 from averaging.record import Certificate, Hash, Malformed, Record
 from averaging.rounds import Rounds
 from averaging.serving import asked_for
@@ -115,8 +115,8 @@ class Engine:
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
             self._reduce_at(now),
-            self._fetcher.next_due(self._retry),
-            self.catch_up.ask_at(self._patience, self._retry) if self.links else None,
+            self._fetcher.next_due(self._retry) if self._fetcher else None,
+            self._ask_log_at if self.links else None,
             self._pulse.next_at,
         ]
         return min(t for t in times if t is not None)
@@ -127,13 +127,14 @@ class Engine:
         """A link to `peer` can be written to (again): it hears where this peer stands and what it offered."""
         self.links[peer] = Link(up=now, heard=now, sent=now)
         self._voting.clock.came[peer] = now
-        self._pulse.opened(now)
+        self._pulse.hurry()
         self._told.pop(peer, None)
         self._outbox.send(peer, self._own_head(), now)
         self.offering.connected(peer, now)
 
     def disconnected(self, peer: PeerID) -> None:
         self._outbox.lost(peer)
+        self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
         self._voting.clock.freed.pop(peer, None)
         self._voting.clock.came.pop(peer, None)
@@ -184,45 +185,54 @@ class Engine:
             self._outbox.refuse(peer, str(error))
 
     def is_old_news(self, peer: PeerID, message: Message, now: float) -> bool:
-        """Whether `message` says only that its sender lives, and stands where this peer knows it to: then it is heard
-        with this, and `receive` has nothing to do. Most messages of a large group are such.
+        """Whether `message` says only that its sender lives, and stands where this peer stands: then it is heard with
+        this, and `receive` has nothing to do. Many messages of a large group are such. Not to be asked before what came
+        earlier was received.
         """
         link = self.links.get(peer)
         if link is None or not isinstance(message, Head) or message.leaving != link.leaving:
             return False
-        if not message.head == link.head == self.head.hash:
+        if message.head != self.head.hash:
             return False
         link.heard = now
+        self._stands(link, message)
         return True
+
+    def _stands(self, link: Link, message: Head) -> None:
+        link.leaving, link.head = message.leaving, message.head
+        link.their_pause = min(message.pause / 1000, self.config.timing.idle_seconds_max)
 
     def tick(self, now: float) -> None:
         """Does what time alone demands."""
-        for peer in self._pulse.due(now, self._idle_at(now)):
-            self._outbox.send(peer, self._own_head(), now)
-        ask_at = self.catch_up.ask_at(self._patience, self._retry)
+        if self._pulse.next_at <= now:
+            self._give_signs_of_life(now)
+        ask_at = self._ask_log_at
         if ask_at is not None and ask_at <= now:
             self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)
-        for peer, digests in self._fetcher.ask(now, self._retry, self.links.__contains__).items():
-            self._outbox.send(peer, Get(tuple(digests)), now)
+        if self._fetcher:
+            for peer, digests in self._fetcher.ask(now, self._retry, self.links.__contains__).items():
+                self._outbox.send(peer, Get(tuple(digests)), now)
         take_over_at = self._voting.take_over_at(self.rounds.timing, now)
         if take_over_at is not None and take_over_at <= now:
             self._voting.take_over(now)
         self._progress(now)
-        self.recovery.awake(now)
+        self.recovery.awake(now, self._pulse.next_at)
         self._recover_if_due(now)
 
-    def _idle_at(self, now: float) -> Callable[[PeerID], bool]:
-        """With whom signs of life may be rare: in a large group two that the last round does not name need hear little
-        of each other, as long as those whom it names are heard.
-        """
-        named = self.head.peers
-        if not self.config.parts or self.me in named or self._voting.lacks_quorum(now):
-            return lambda peer: False
-        return lambda peer: peer not in named
+    def _give_signs_of_life(self, now: float) -> None:
+        length = max(self.rounds.timing.interval.mean, now - self._voting.clock.began)
+        # Where voters are lacking, everybody may have to see who is here.
+        seconds = None if self._voting.lacks_quorum(now) else length
+        pause_of = pauses(self.me, self.head, self.config.timing, seconds, by_owners=self.config.parts > 0)
+        for pause, peers in self._pulse.due(now, pause_of).items():
+            said = self._own_head(pause)
+            for peer in peers:
+                self._outbox.send(peer, said, now)
 
     # Messages.
 
     def _handle(self, peer: PeerID, message: Message, now: float) -> None:
+        head = self.head
         if isinstance(message, Head):
             self._on_head(peer, message, now)
         elif isinstance(message, Offer):
@@ -235,13 +245,15 @@ class Engine:
             self._outbox.send_all(peer, asked_for(message, self.chain, self.instance) or [self._own_head()], now)
         elif isinstance(message, Log):
             self._on_log(peer, message, now)
+        elif isinstance(message, Accepted) and message.record == head.hash and message.prev == head.prev:
+            pass  # A vote for what the votes of others have decided; its sender says soon enough where it stands.
         elif self._is_current(peer, message.record.prev if isinstance(message, Propose) else message.prev, now):
             self._voting.receive(peer, message, now)
             self._progress(now)
 
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
-        link, head = self.links[peer], self.head
-        link.leaving, link.head = message.leaving, message.head
+        head = self.head
+        self._stands(self.links[peer], message)
         if message.head in self.chain:
             if message.head != head.hash:
                 self._tell(peer, message.head, now)
@@ -328,6 +340,7 @@ class Engine:
         self.rounds.append(record, certificate, contributions, now)
         self.catch_up.applied(record)
         self._fetcher.keep(self.catch_up.lacking(REPLAY_AHEAD))
+        self._pulse.hurry()
         self.offering.begun(record.prev, now)
 
     # Forks.
@@ -350,6 +363,12 @@ class Engine:
         return self.recovery.due_at(self.head, self._voting.clock, self.rounds.timing, now)
 
     @property
+    def _ask_log_at(self) -> float | None:
+        if self.catch_up.behind_since is None:
+            return None
+        return self.catch_up.ask_at(self._patience, self._retry)
+
+    @property
     def _patience(self) -> float:
         """What is pushed anyway gets this long to arrive before it is asked for."""
         return max(self.config.timing.delay_seconds_min, 2 * self.rounds.timing.decide.mean)
@@ -367,9 +386,9 @@ class Engine:
         others = [p for p in [*sources, *owners] if p != self.me]
         self._fetcher.need(digests, others, now if at_once else now + self._patience)
 
-    def _own_head(self) -> Head:
-        head = self.head
-        return Head(head.hash, head.round, head.tokens, self.nonce, self._outbox.leaving)
+    def _own_head(self, pause: float | None = None) -> Head:
+        head, pause = self.head, self.config.timing.heartbeat_seconds if pause is None else pause
+        return Head(head.hash, head.round, head.tokens, self.nonce, self._outbox.leaving, round(1000 * pause))
 
     def _tell(self, peer: PeerID, prev: Hash, now: float) -> None:
         """Tells a peer that speaks of a decided round what followed, once a link."""

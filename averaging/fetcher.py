@@ -36,6 +36,9 @@ class Fetcher:
         self.pace = Pace()
         """From the last question to the answer: too short if it is to an earlier one, but then waits grow anyway."""
 
+    def __len__(self) -> int:
+        return len(self._wanted)
+
     def __contains__(self, digest: Hash) -> bool:
         return digest in self._wanted
 

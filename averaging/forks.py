@@ -34,15 +34,17 @@ class Recovery:
         self._config = config
         self._share_min = share_min
         self._awake_since = now
-        self._seen = now
+        self._expected = now
         self._caution = 0
         self._caution_round = 0
 
-    def awake(self, now: float) -> None:
-        """Called at least every heartbeat: a gap means that this process slept, and heard nobody for that reason."""
-        if now - self._seen > self._config.silence_seconds:
+    def awake(self, now: float, next_at: float) -> None:
+        """Called at `next_at` at the latest, again and again: if much later, this process slept, and heard nobody for
+        that reason.
+        """
+        if now - self._expected > self._config.silence_seconds - self._config.heartbeat_seconds:
             self._awake_since = now
-        self._seen = now
+        self._expected = next_at
 
     def healed(self, number: int) -> None:
         """This peer gave up its chain for a better one in round `number`: the next time it waits longer."""

@@ -27,6 +27,8 @@ from averaging.record import (
 from network.identity import Signer
 from network.seam import PeerID
 
+Assembly = tuple[Sequence[PeerID], Sequence[PeerID]]
+"""Who votes, and, if those are not the same, who owns parts."""
 OFFERS_PER_PEER_MAX = 8
 PROPOSALS_MAX = 64
 
@@ -89,7 +91,8 @@ class Instance:
                 return False
             self.offers[contribution.owner] = contribution
             return True
-        if sum(c.owner == contribution.owner for c in self.held.values()) >= OFFERS_PER_PEER_MAX:
+        repeats = contribution.owner in self.offers
+        if repeats and sum(c.owner == contribution.owner for c in self.held.values()) >= OFFERS_PER_PEER_MAX:
             return False
         self.held[contribution.digest] = contribution
         self.offers[contribution.owner] = contribution
@@ -116,11 +119,11 @@ class Instance:
         me: PeerID,
         attempt: int,
         alive: Callable[[PeerID], bool],
-        recruits: Callable[[Sequence[PeerID]], Sequence[PeerID]] = lambda voters: (),
+        assemble: Callable[[Sequence[PeerID]], Assembly] = lambda voters: (voters, ()),
     ) -> Record:
         """A record of all usable offers. The next voters: the willing owners heard alive; if there are none (the only
-        voter is leaving), the voters of this round heard alive; else the owners heard alive; else all owners. To these
-        come `recruits`.
+        voter is leaving), the voters of this round heard alive; else the owners heard alive; else all owners. Of these
+        and of others `assemble` chooses who votes, and who owns parts.
         """
         offers = self.usable()
         assert offers and self.base is not None
@@ -128,11 +131,11 @@ class Instance:
         willing = [c.owner for c in offers if c.willing and alive(c.owner)]
         heirs = sorted(p for p in self.head.voters if alive(p))
         voters = willing or heirs or [p for p in owners if alive(p)] or owners
-        voters = sorted({*voters, *recruits(voters)})
+        voting, owning = assemble(voters)
         members = tuple(Member(c.owner, c.weight, c.digest) for c in offers)
         tokens = self.head.tokens + sum(c.weight for c in offers)
-        head = self.head
-        return Record(NORMAL, head.hash, head.round + 1, me, attempt, members, tuple(voters), self.base, tokens)
+        chosen = tuple(sorted(voting)), self.base, tokens, tuple(sorted(owning))
+        return Record(NORMAL, self.head.hash, self.head.round + 1, me, attempt, members, *chosen)
 
     def promised_quorum(self) -> bool:
         return self.ballot is not None and self.head.is_quorum(self.promises)
@@ -168,6 +171,8 @@ class Instance:
             return f"its proposer {record.origin} is no voter"
         if not self.may_recruit and not set(record.voters) <= {*(m.peer for m in record.members), *head.voters}:
             return "it names a voter that neither contributed nor voted"
+        if record.owners and not self.may_recruit:
+            return "it names owners where everybody gets everything"
         if record.tokens != head.tokens + sum(m.weight for m in record.members):
             return "its token count is wrong"
         for member in record.members:

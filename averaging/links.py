@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import final
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
-from network.framing import STREAM_ERRORS, FrameReader, send_frame
+from network.framing import STREAM_ERRORS, FrameReader, send_frame, send_frame_at_once
 from network.seam import Network, PeerID, PeerUnreachable
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ class Links:
         on_message: Callable[[PeerID, bytes], None],
         on_up: Callable[[PeerID], None],
         on_down: Callable[[PeerID], None],
+        is_needed: Callable[[PeerID], bool] = lambda peer: True,
     ) -> None:
+        """A link that breaks is made again if `is_needed(peer)`."""
         self._network = network
         self._protocol = protocol
         self._config = config
@@ -70,6 +72,7 @@ class Links:
         self._on_message = on_message
         self._on_up = on_up
         self._on_down = on_down
+        self._is_needed = is_needed
         self._peers: dict[PeerID, _Peer] = {}
         self._tasks: TaskGroup | None = None
         self.bytes_sent = 0
@@ -99,9 +102,14 @@ class Links:
             self._tasks.start_soon(self._dial, peer, state)
 
     @property
-    def known(self) -> int:
-        """How many peers a link is kept up to."""
-        return len(self._peers)
+    def known(self) -> Collection[PeerID]:
+        """To whom a link is kept up."""
+        return self._peers.keys()
+
+    def close(self, peer: PeerID) -> None:
+        """Ends the link to `peer`, which is needed no more."""
+        if peer in self._peers:
+            self._drop_all(peer, self._peers[peer])
 
     @property
     def linked(self) -> list[PeerID]:
@@ -116,6 +124,15 @@ class Links:
             log.warning("link to %s dropped: it does not take what is sent", peer)
             self._drop_all(peer, state)
             return
+        if not state.queue and not state.writing:
+            try:
+                if send_frame_at_once(state.streams[-1], frame):
+                    self.bytes_sent += len(frame)
+                    return
+            except STREAM_ERRORS as error:
+                log.debug("write failed: %s", error)
+                self._drop_all(peer, state)
+                return
         state.queue.append(frame)
         state.wake.set()
 
@@ -199,9 +216,13 @@ class Links:
         if not state.streams:
             state.queue.clear()
             self._on_down(peer)
-            if self._tasks is not None and not state.dialling:
+            if state.dialling or self._tasks is None:
+                return
+            if self._is_needed(peer):
                 state.dialling = True
                 self._tasks.start_soon(self._dial, peer, state)
+            else:
+                self._peers.pop(peer, None)
 
     def _drop_all(self, peer: PeerID, state: _Peer) -> None:
         state.queue.clear()

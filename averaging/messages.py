@@ -38,17 +38,22 @@ LOG_BYTES_MAX = 128 * 1024
 """Of one LOG, about; a frame must take it beside the largest single entry."""
 DIGESTS_MAX = 256
 KNOWN_MAX = 64
+PAUSE_MILLISECONDS_MAX = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the sender stands; sent when a link opens and whenever a link has been silent for a heartbeat."""
+    """Where the sender stands; sent when a link opens and whenever a link has been silent for a heartbeat.
+
+    `pause`: for so many milliseconds the sender may now say nothing on this link.
+    """
 
     head: Hash
     round: int
     tokens: int
     nonce: int
     leaving: bool
+    pause: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +225,14 @@ _Codec = tuple[int, Callable[[Any], list[Any]], Callable[..., Any]]
 _CODECS: dict[type, _Codec] = {
     Head: (
         1,
-        lambda m: [m.head, m.round, m.tokens, m.nonce, m.leaving],
-        lambda h, r, t, n, f: Head(
+        lambda m: [m.head, m.round, m.tokens, m.nonce, m.leaving, m.pause],
+        lambda h, r, t, n, f, p: Head(
             as_hash(h, "head"),
             as_integer(r, "round"),
             as_integer(t, "tokens"),
             as_integer(n, "nonce"),
             as_flag(f, "leaving"),
+            as_integer(p, "pause", PAUSE_MILLISECONDS_MAX),
         ),
     ),
     Offer: (
@@ -283,7 +289,7 @@ _CODECS: dict[type, _Codec] = {
     ),
 }
 _LENGTHS = {
-    Head: 5,
+    Head: 6,
     Offer: 3,
     Get: 1,
     Propose: 4,

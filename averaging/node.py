@@ -15,6 +15,7 @@ from typing import final
 import anyio
 
 from averaging import journal
+from averaging.alarm import Alarm
 from averaging.chain import Chain
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
@@ -24,7 +25,8 @@ from averaging.links import Links, LinksConfig
 from averaging.messages import LOG_BYTES_MAX, Message, Offer, Share, encode_message, parse_message
 from averaging.outbox import Actions, Commit, Fork, Reduction
 from averaging.owners import parse_parts
-from averaging.record import Hash, Malformed, Record
+from averaging.record import Hash, Malformed, Record, sha256
+from averaging.rounds import RECENT_ROUNDS
 from averaging.storage import Storage
 from network.identity import Signer
 from network.seam import Network, PeerID
@@ -37,6 +39,7 @@ HEAD_FILE = "head"
 BRIDGE_FILE = "bridge"
 """The file of a snapshot on a chain that the log did not have when it was taken: what leads there."""
 SPARE_LINKS = 4
+"""Where owners reduce, to so many whom the log does not name."""
 _FRAME_OVERHEAD_BYTES = 2 * LOG_BYTES_MAX
 
 
@@ -80,6 +83,7 @@ class Node:
         self._storage = storage
         self._inbox: deque[Callable[[float], None]] = deque()
         self._wake = anyio.Event()
+        self._alarm = Alarm(self._rouse)
         self._news = anyio.Event()
         self._commits: deque[Commit | Fork] = deque()
         self._reductions: list[Reduction] = []
@@ -93,6 +97,8 @@ class Node:
         """After this round the log on disk may lack what leads to the next snapshot."""
         self._writing = anyio.Lock()
         self._flushed_at = now
+        self._named_at: Hash | None = None
+        self._recently_named: frozenset[PeerID] = frozenset()
         self.links = Links(
             network,
             f"{PROTOCOL}/{run_id[:16]}",
@@ -104,11 +110,13 @@ class Node:
             on_message=self._on_message,
             on_up=lambda peer: self._put(lambda now: self.engine.connected(peer, now)),
             on_down=lambda peer: self._put(lambda now: self.engine.disconnected(peer)),
+            is_needed=self._is_needed,
         )
 
     async def run(self) -> None:
         """Takes part until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._alarm.run)
             tasks.start_soon(self.links.run)
             while True:
                 await self._step()
@@ -144,12 +152,31 @@ class Node:
         return contribution
 
     def meet(self, peer: PeerID) -> None:
-        """Someone who takes part: a link to it is kept up. Where owners reduce only to those who vote, and a few more:
-        nobody could keep one to all of a large group.
+        """Someone who takes part: a link to it is kept up. Where owners reduce only to those whom the log names, and a
+        few more: nobody could keep one to all of a large group.
         """
-        config = self._config.engine
-        if not config.parts or peer in self.head.voters or self.links.known < config.voters_max + SPARE_LINKS:
+        if self._is_needed(peer) or len(set(self.links.known) - self._named()) < SPARE_LINKS:
             self.links.know(peer)
+
+    def _is_needed(self, peer: PeerID) -> bool:
+        """Whether a link is kept up whatever others there are."""
+        named = self._named()
+        return not self._config.engine.parts or peer in named or self.engine.me in named
+
+    def _named(self) -> frozenset[PeerID]:
+        """By the last rounds."""
+        if self._named_at != self.head.hash:
+            records = self.engine.chain.records[-RECENT_ROUNDS:]
+            self._named_at, self._recently_named = self.head.hash, frozenset().union(*(r.peers for r in records))
+        return self._recently_named
+
+    def _close_spare_links(self) -> None:
+        """Whom the log named links with everybody; when it does so no more, most of these links are of no use."""
+        if self._is_needed(self.engine.me):
+            return
+        spare = sorted(set(self.links.known) - self._named(), key=lambda peer: sha256(_pair(self.engine.me, peer)))
+        for peer in spare[2 * SPARE_LINKS :]:
+            self.links.close(peer)
 
     def share(self, payload: bytes, weight: int, willing: bool) -> bool:
         """As `offer`, where owners reduce; `payload` holds all parts."""
@@ -267,22 +294,25 @@ class Node:
         except Malformed as error:
             self._refuse(peer, str(error))
             return
-        if not self.engine.is_old_news(peer, message, anyio.current_time()):
+        if self._inbox or not self.engine.is_old_news(peer, message, anyio.current_time()):
             self._put(lambda now: self.engine.receive(peer, message, now))
 
     async def _step(self) -> None:
         if not self._inbox:
-            wake_at = self.engine.next_wake(anyio.current_time())
-            with anyio.CancelScope(deadline=wake_at):
-                await self._wake.wait()
+            self._alarm.set(self.engine.next_wake(anyio.current_time()))
+            await self._wake.wait()
         self.num_steps += 1
         # Only now: what the training loop did while the last step was being written is to be performed at once.
         self._wake = anyio.Event()
         now = anyio.current_time()
         while self._inbox:
             self._inbox.popleft()(now)
-        self.engine.tick(now)
+        if self.engine.next_wake(now) <= now:
+            self.engine.tick(now)
         await self._perform(self.engine.drain())
+
+    def _rouse(self) -> None:
+        self._wake.set()
 
     async def _perform(self, actions: Actions) -> None:
         for fork in (c for c in actions.commits if isinstance(c, Fork)):
@@ -299,8 +329,9 @@ class Node:
             self._refuse(refusal.peer, refusal.reason)
         if actions.commits:
             self._commits += actions.commits
-            for peer in self.head.peers:
+            for peer in sorted(self.head.peers):
                 self.meet(peer)  # The log itself names whom to talk to.
+            self._close_spare_links()
             assert len(self._commits) <= self._config.commits_waiting_max
         self._reductions += actions.reductions
         self._wants_snapshot |= actions.wants_snapshot
@@ -330,6 +361,11 @@ class Node:
     def _refuse(self, peer: PeerID, reason: str) -> None:
         self.refusals.append((peer, reason))
         log.warning("refused what %s sent: %s", peer, reason)
+
+
+def _pair(one: PeerID, other: PeerID) -> bytes:
+    """The same for both, so that both think the same link more useful than another."""
+    return min(one, other).encode() + max(one, other).encode()
 
 
 def commits_of(chain: Chain, records: Sequence[Record]) -> list[Commit] | None:

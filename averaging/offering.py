@@ -18,7 +18,7 @@ from averaging.rounds import Rounds
 from network.identity import Signer
 from network.seam import PeerID
 
-EARLY_OFFERS_MAX = 64
+EARLY_OFFERS_MAX = 256
 
 Tell = Callable[[PeerID, Hash, float], None]
 """(peer, record, now): tells the peer what followed that record."""

@@ -8,9 +8,12 @@ from typing import final
 
 from averaging.chain import Left
 from averaging.contribution import Contribution
-from averaging.messages import Message
+from averaging.messages import Head, Message
 from averaging.record import Hash, Record
 from network.seam import PeerID
+
+LATE_SECONDS = 3.0
+"""Who says nothing for so much longer than it announced is taken for dead."""
 
 
 @final
@@ -82,6 +85,10 @@ class Link:
     """Since when."""
     heard: float
     sent: float
+    pause: float = 0.0
+    """In seconds: for so long, as it told the other, this peer may say nothing."""
+    their_pause: float = 0.0
+    """And the other, as it told this peer."""
     leaving: bool = False
     head: Hash | None = None
     """Where it stands, as far as it has said."""
@@ -105,8 +112,10 @@ class Outbox:
         if peer == self.me:
             return not self.leaving
         link = self.links.get(peer)
-        heard = self._heard_of.get(peer) if link is None else link.heard
-        return heard is not None and now - heard <= self._silence_seconds and (link is None or not link.leaving)
+        if link is not None:
+            return not link.leaving and now - link.heard <= max(self._silence_seconds, link.their_pause + LATE_SECONDS)
+        heard = self._heard_of.get(peer)
+        return heard is not None and now - heard <= self._silence_seconds
 
     def heard_of(self, peer: PeerID, now: float) -> None:
         """Another peer handed on something new of `peer`, which has no link to this one."""
@@ -123,6 +132,8 @@ class Outbox:
         link = self.links.get(peer)
         if link is not None:
             link.sent = now
+            if isinstance(message, Head):
+                link.pause = message.pause / 1000
             self.actions.sends.append((peer, message))
 
     def send_all(self, peer: PeerID, messages: Sequence[Message], now: float) -> None:

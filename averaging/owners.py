@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import final
 
 import msgpack
 
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution, sign_contribution
+from averaging.instance import Assembly
 from averaging.messages import Share
 from averaging.outbox import Outbox, Reduction
 from averaging.record import Hash, Malformed, Record, as_bytes, as_integer, as_list, sha256
@@ -26,18 +28,46 @@ from network.seam import PeerID
 
 PARTS_MAX = 256
 DUE_SECONDS = 0.05
-"""For so long what was worked out holds, if no share comes: in a large group it is no little work."""
+DUE_SECONDS_EACH = 0.002
+"""For so long, and so much longer for each who is expected, what was worked out holds: in a large group it is no little
+work, and one share changes little."""
+PEERS_PER_OWNER = 8
+"""At least so many that share, before a further one owns parts."""
+MANY_SHARES = 16
+"""When there are more, one that comes changes nothing at once either."""
 RECENT_ROUNDS = 4
 """Who shared in none of so many rounds is no longer waited for."""
 
 
-def owner_of(head: Record, part: int) -> PeerID:
-    """By rendezvous hashing over the voters of `head`: the same everywhere, and only the parts of who goes move."""
-    return min(head.voters, key=lambda voter: sha256(b"owner" + part.to_bytes(4, "big") + voter.encode()))
+def owner_of(head: Record, part: int, parts: int) -> PeerID:
+    """The same everywhere, and when somebody goes few parts move but its own."""
+    return _owners(head.owners or head.voters, parts)[part]
 
 
 def owned_parts(head: Record, owner: PeerID, parts: int) -> list[int]:
-    return [part for part in range(parts) if owner_of(head, part) == owner]
+    return [part for part, whose in enumerate(_owners(head.owners or head.voters, parts)) if whose == owner]
+
+
+# All peers ask for the same.
+@lru_cache(maxsize=64)
+def _owners(peers: tuple[PeerID, ...], parts: int) -> list[PeerID]:
+    """By rendezvous hashing with bounded loads: each part in turn goes to the peer with the lowest hash of those who
+    do not own their share of all parts yet.
+    """
+    owners: list[PeerID] = []
+    least, larger = divmod(parts, len(peers))
+    loads = dict.fromkeys(peers, 0)
+    for part in range(parts):
+        name = b"owner" + part.to_bytes(4, "big")
+        owner = min(loads, key=lambda peer: sha256(name + peer.encode()))
+        owners.append(owner)
+        loads[owner] += 1
+        larger -= loads[owner] > least
+        if loads[owner] > least or (loads[owner] == least and not larger):
+            del loads[owner]
+        if not larger:
+            loads = {peer: load for peer, load in loads.items() if load < least}
+    return owners
 
 
 def encode_parts(packets: Mapping[int, bytes]) -> bytes:
@@ -106,7 +136,8 @@ class Owners:
         self._owning_since = 0
         self._due: float | None = None
         self._due_from = -1.0
-        self._due_for: tuple[int, bytes | None, int, bool] | None = None
+        self._due_shares = 0
+        self._due_for: tuple[bytes | None, int, bool] | None = None
 
     def begin(self, head: Record, now: float) -> None:
         """The round after `head`."""
@@ -127,7 +158,7 @@ class Owners:
         """R1 in parts: to each owner its own; the parts of an owner that is not linked miss the round."""
         assert len(packets) == self.parts
         self._mine = {}
-        for owner in self.head.voters:
+        for owner in self.head.owners or self.head.voters:
             mine = {part: packets[part] for part in owned_parts(self.head, owner, self.parts)}
             if mine:
                 payload = encode_parts(mine)
@@ -182,9 +213,15 @@ class Owners:
         if collector.is_closed or not self.owned:
             return None
 
-        known = len(collector.shares), collector.base, needed, self._outbox.leaving
-        if known != self._due_for or not self._due_from <= now < self._due_from + DUE_SECONDS:
-            self._due_for, self._due_from = known, now
+        known = collector.base, needed, self._outbox.leaving
+        expected = len(collector.clock.contributors)
+        look_at = self._due_from + DUE_SECONDS + DUE_SECONDS_EACH * expected
+        holds = known == self._due_for and self._due_from <= now < look_at and (self._due is None or now < self._due)
+        news = len(collector.shares) - self._due_shares
+        if holds and news and MANY_SHARES < len(collector.shares) < expected:
+            return look_at if self._due is None else min(self._due, look_at)
+        if not holds or news:
+            self._due_for, self._due_shares, self._due_from = known, len(collector.shares), now
             self._due = self._due_now(timing, needed, now)
         return self._due
 
@@ -218,8 +255,18 @@ class Owners:
         self.merged = {share.owner: share.digest for share in self.collector.usable()}
         self._told[contribution.digest] = self.merged.get(self._me, b"")
 
-    def recruits(self, taken: Sequence[PeerID], room: int, now: float) -> list[PeerID]:
-        """Who could vote beside `taken`: willing and alive, as many as there is `room` for."""
-        willing = [p for p, s in self.collector.shares.items() if s.willing and self._outbox.alive(p, now)]
-        ordered = sorted(willing, key=lambda peer: sha256(self.head.hash + peer.encode()))
-        return [p for p in ordered if p not in taken][: max(0, room)]
+    def assemble(self, likely: Sequence[PeerID], now: float) -> Assembly:
+        """Who votes and who owns parts in the next round: of the `likely`, and of those who shared with this owner, are
+        willing and alive. Who does so already comes first, for everybody is linked with whom the log names.
+
+        A few voters are enough for any group, and votes go to everybody; but an owner sends and receives as much as the
+        others' number over the owners', so with the group their number grows.
+        """
+        shares, head, room = self.collector.shares, self.head, self._config.voters_max
+        willing = {*likely, *(p for p, s in shares.items() if s.willing and self._outbox.alive(p, now))}
+        order = {peer: sha256(head.hash + peer.encode()) for peer in willing}
+        voters = sorted(willing, key=lambda peer: (peer not in head.voters, order[peer]))[:room]
+        owning = min(self.parts, -(-len(shares) // PEERS_PER_OWNER))
+        if owning <= room:
+            return voters, ()
+        return voters, sorted(willing, key=lambda p: (p not in voters, p not in head.owners, order[p]))[:owning]

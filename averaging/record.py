@@ -59,7 +59,8 @@ class Member:
 class Record:
     """One committed round. `members` and `voters` are sorted by peer id; `base` is the fingerprint before this round;
     `tokens` counts all tokens merged in the chain up to and with this record. A recovery commits nothing: it names
-    those who go on without a quorum of the previous record's voters (R8).
+    those who go on without a quorum of the previous record's voters (R8). `owners`, sorted too: who merges parts in the
+    next round, where those are more than the voters; empty if the voters do.
     """
 
     kind: int
@@ -71,13 +72,15 @@ class Record:
     voters: tuple[PeerID, ...]
     base: bytes
     tokens: int
+    owners: tuple[PeerID, ...] = ()
 
     @cached_property
     def encoded(self) -> bytes:
         members = [[public_key_of(m.peer), m.weight, m.digest] for m in self.members]
         voters = [public_key_of(peer) for peer in self.voters]
         fields = [_FORMAT, self.kind, self.prev, self.round, public_key_of(self.origin), self.attempt]
-        packed: bytes = msgpack.packb([*fields, members, voters, self.base, self.tokens])
+        owners = [[public_key_of(peer) for peer in self.owners]] if self.owners else []
+        packed: bytes = msgpack.packb([*fields, members, voters, self.base, self.tokens, *owners])
         return packed
 
     @cached_property
@@ -97,7 +100,7 @@ class Record:
     @cached_property
     def peers(self) -> frozenset[PeerID]:
         """Everyone whom it names."""
-        return frozenset((*(m.peer for m in self.members), *self.voters))
+        return frozenset((*(m.peer for m in self.members), *self.voters, *self.owners))
 
     def is_better(self, other: Record) -> bool:
         """Whether the chain that ends here goes before the one that ends at `other` (R9): a total order."""
@@ -149,8 +152,8 @@ def sha256(data: bytes) -> Hash:
 @lru_cache(maxsize=256)
 def parse_record(data: bytes) -> Record:
     """Raises `Malformed`; the record is well-formed, not yet valid (see `Instance.flaw`)."""
-    fields = unpack_list(data, "record", RECORD_BYTES_MAX, 10)
-    form, kind, prev, number, origin, attempt, members, voters, base, tokens = fields
+    fields = unpack_list(data, "record", RECORD_BYTES_MAX, 10, 11)
+    form, kind, prev, number, origin, attempt, members, voters, base, tokens, *owners = fields
     if form != _FORMAT or kind not in (GENESIS, NORMAL, RECOVERY):
         raise Malformed(f"record: unknown format {form!r} or kind {kind!r}")
     record = Record(
@@ -163,11 +166,16 @@ def parse_record(data: bytes) -> Record:
         voters=tuple(as_peer(v, "record.voters") for v in as_list(voters, "record.voters", MEMBERS_MAX)),
         base=as_bytes(base, "record.base", FINGERPRINT_BYTES, exact=True),
         tokens=as_integer(tokens, "record.tokens"),
+        owners=tuple(as_peer(o, "record.owners") for o in as_list(owners[0], "record.owners", MEMBERS_MAX))
+        if owners
+        else (),
     )
     if record.encoded != data:
         raise Malformed("record: not in canonical form")
     if list(record.voters) != sorted(set(record.voters)) or not record.voters:
         raise Malformed("record.voters: empty, unsorted or repeated")
+    if list(record.owners) != sorted(set(record.owners)) or (record.owners and kind != NORMAL):
+        raise Malformed("record.owners: unsorted, repeated, or not of a round")
     peers = [m.peer for m in record.members]
     if peers != sorted(set(peers)) or bool(peers) != (kind == NORMAL):
         raise Malformed("record.members: unsorted, repeated, or missing")
@@ -207,8 +215,8 @@ def parse_certificate(fields: Any) -> Certificate:
     return Certificate(parsed, signatures)
 
 
-def unpack_list(data: bytes, what: str, bytes_max: int, length: int) -> list[Any]:
-    """A msgpack array of exactly `length` entries from a stranger's bytes."""
+def unpack_list(data: bytes, what: str, bytes_max: int, length: int, length_max: int | None = None) -> list[Any]:
+    """A msgpack array of exactly `length` entries, or up to `length_max`, from a stranger's bytes."""
     if len(data) > bytes_max:
         raise Malformed(f"{what}: {len(data)} bytes, at most {bytes_max} are allowed")
     try:
@@ -216,6 +224,8 @@ def unpack_list(data: bytes, what: str, bytes_max: int, length: int) -> list[Any
         fields = msgpack.unpackb(data, raw=False, max_ext_len=0, max_map_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise Malformed(f"{what}: not msgpack ({error})") from error
+    if length_max is not None and isinstance(fields, list) and length < len(fields) <= length_max:
+        return fields
     return as_list(fields, what, length, exact=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol, final
 
@@ -62,7 +62,7 @@ class RoundClock:
             if offered < needed:
                 return
             self.enough = now if self.enough is None else self.enough
-            if now >= self.enough + patience or 2 * offered >= sum(map(alive, self.contributors)):
+            if now >= self.enough + patience or _no_more_than(2 * offered, self.contributors, alive):
                 self.started = now
 
     def start_at(self, patience: float) -> float | None:
@@ -122,3 +122,15 @@ class RoundClock:
             # Nothing can come from a lead that is gone: only the turn among the voters is waited for.
             wait = min(wait, rank * max(config.delay_seconds_min, timing.decide.mean))
         return since + wait
+
+
+def _no_more_than(most: int, peers: Collection[PeerID], alive: Alive) -> bool:
+    """Whether at most so many are alive; looks at no more of them than it must."""
+    if len(peers) <= most:
+        return True
+    count = 0
+    for peer in peers:
+        count += alive(peer)
+        if count > most:
+            return False
+    return True

@@ -9,7 +9,7 @@ from averaging import journal
 from averaging.chain import Left
 from averaging.config import EngineConfig
 from averaging.contribution import Contribution
-from averaging.instance import Instance, Vote, settled_votes
+from averaging.instance import Assembly, Instance, Vote, settled_votes
 from averaging.outbox import Commit, Outbox
 from averaging.owners import Owners, owner_of
 from averaging.record import NORMAL, Certificate, Hash, Record
@@ -101,11 +101,8 @@ class Rounds:
         held = {d: c for i in instances for d, c in i.held.items()}
         return journal.compacted(self.chain, votes, {**self._undecided, **held})
 
-    def _recruits(self, voters: Sequence[PeerID], now: float) -> list[PeerID]:
-        """Who votes next beside `voters`, where owners contribute for all."""
-        if self.owners is None:
-            return []
-        return self.owners.recruits(voters, self._config.voters_max - len(voters), now)
+    def _assemble(self, voters: Sequence[PeerID], now: float) -> Assembly:
+        return (voters, ()) if self.owners is None else self.owners.assemble(voters, now)
 
     def _park(self) -> None:
         instance = self.voting.instance
@@ -131,7 +128,7 @@ class Rounds:
         if self.owners is not None:  # Then it is shares that are needed; those who own parts contribute.
             needed = 1
             self.owners.begin(head, now)
-            contributors = frozenset(owner_of(head, part) for part in range(self._config.parts))
+            contributors = frozenset(owner_of(head, part, self._config.parts) for part in range(self._config.parts))
         instance = self._parked.pop(head.hash, None)
         if instance is None:
             instance = Instance(head, self._votes.pop(head.hash, Vote()), members_max=self._config.max_peers)
@@ -151,7 +148,7 @@ class Rounds:
             fetch=self._fetch,
             config=self._config.timing,
             needed=needed,
-            recruits=self._recruits,
+            assemble=self._assemble,
         )
         for contribution in [c for c in self._undecided.values() if c.prev == head.hash]:
             instance.held[contribution.digest] = contribution

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from statistics import median
 from typing import final
 
@@ -21,8 +21,12 @@ class TimingConfig:
 
     heartbeat_seconds: float = 2.0
     """A link silent for so long carries a sign of life."""
+    heartbeat_seconds_max: float = 6.0
+    """Where rounds are long, the pause follows them up to this."""
+    idle_seconds_max: float = 120.0
+    """And up to this on links on which no vote depends."""
     silence_seconds: float = 5.0
-    """A peer not heard for so long is not waited for, and not named as a voter."""
+    """A peer not heard for so long is not waited for, and not named as a voter; later where it announced so."""
     delay_seconds_min: float = 0.05
     """No deadline is shorter: it absorbs the scheduler's noise."""
     delay_seconds_max: float = 60.0
@@ -38,7 +42,7 @@ RATE_SHARE_MIN = 0.85
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pace:
     """How long something takes, by the median of the last times: one odd round (a catch-up, a freeze, a partition) says
     nothing. Zero while nothing is known.
@@ -53,11 +57,12 @@ class Pace:
     def is_known(self) -> bool:
         return bool(self.times)
 
-    @property
+    # Cached: every message asks for the same few again.
+    @cached_property
     def mean(self) -> float:
         return _middle(self.times[-PACE_TIMES:])
 
-    @property
+    @cached_property
     def late(self) -> float:
         """Who takes longer is late: four median deviations more (2.7 standard deviations), and a fifth at least; half
         as much again while few times are known.
@@ -65,7 +70,7 @@ class Pace:
         least = 1 / 5 if len(self.times) >= PACE_TIMES else 1 / 2
         return self.mean + max(4 * _deviation(self.times, self.mean), least * self.mean)
 
-    @property
+    @cached_property
     def high(self) -> float:
         """What a further time will rarely exceed, for what costs much if it is done in vain: six median deviations of
         the last times more, and half as much again at least.
@@ -73,13 +78,10 @@ class Pace:
         return self.mean + max(6 * _deviation(self.times[-PACE_TIMES:], self.mean), self.mean / 2)
 
 
-# Every message asks for the same few again.
-@lru_cache(maxsize=8192)
 def _middle(times: tuple[float, ...]) -> float:
     return median(times) if times else 0.0
 
 
-@lru_cache(maxsize=8192)
 def _deviation(times: tuple[float, ...], middle: float) -> float:
     return median([abs(t - middle) for t in times]) if times else 0.0
 

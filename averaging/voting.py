@@ -10,7 +10,7 @@ from typing import final
 
 from averaging import journal
 from averaging.contribution import Contribution
-from averaging.instance import Instance, Proposal, Vote
+from averaging.instance import Assembly, Instance, Proposal, Vote
 from averaging.messages import Accepted, Nack, Prepare, Promise, Propose
 from averaging.outbox import Outbox
 from averaging.record import Ballot, Hash, Malformed, Record, acceptance_message
@@ -41,7 +41,7 @@ class Voting:
         fetch: Fetch,
         config: TimingConfig,
         needed: int,
-        recruits: Callable[[Sequence[PeerID], float], list[PeerID]] = lambda voters, now: [],
+        assemble: Callable[[Sequence[PeerID], float], Assembly] = lambda voters, now: (voters, ()),
     ) -> None:
         self.head = instance.head
         self.instance = instance
@@ -54,7 +54,7 @@ class Voting:
         self._fetch = fetch
         self._config = config
         self._needed = needed
-        self._recruits = recruits
+        self._assemble = assemble
         self._other_base: set[PeerID] = set()
 
     # What others say.
@@ -146,9 +146,10 @@ class Voting:
         instance = self.instance
         if instance.ballot is not None and instance.promised_quorum() and self._carry_on(now):
             return
+        if not instance.may_propose_at_zero(self._me):
+            return
         close_at = self.close_at(timing, now)
-        is_due = close_at is not None and close_at <= now and len(instance.usable()) >= self._needed
-        if is_due and instance.may_propose_at_zero(self._me):
+        if close_at is not None and close_at <= now and len(instance.usable()) >= self._needed:
             self._propose(Ballot(0, self._me), self._fresh(0, now), False, now)
 
     def _carry_on(self, now: float) -> bool:
@@ -174,7 +175,7 @@ class Voting:
         return True
 
     def _fresh(self, attempt: int, now: float) -> Record:
-        return self.instance.fresh(self._me, attempt, self._alive_at(now), lambda voters: self._recruits(voters, now))
+        return self.instance.fresh(self._me, attempt, self._alive_at(now), lambda voters: self._assemble(voters, now))
 
     def _propose(self, ballot: Ballot, record: Record, carried: bool, now: float) -> None:
         self.instance.learn(record)

@@ -107,10 +107,11 @@ def table(lines: Sequence[Line]) -> str:
     ]
     for line in lines:
         mean, least, most = (f"{100 * share:.1f}" for share in line.goodput)
+        shares = " | ".join(f"{100 * share:.1f} %" for share in (line.down, line.standing, line.in_vain))
         counts = " / ".join(f"{count / 1000:.1f}" for count in (line.processed, line.merged, line.lost))
         rows.append(
-            f"| {line.rate} | {line.contender} | {mean} % ({least}-{most}) | {line.down:.1%} | {line.standing:.1%} "
-            f"| {line.in_vain:.1%} | {counts} | {line.seconds_to_tokens:.0f} (N = {line.tokens / 1000:.0f}) "
+            f"| {line.rate} | {line.contender} | {mean} % ({least}-{most}) | {shares} | {counts} "
+            f"| {line.seconds_to_tokens:.0f} (N = {line.tokens / 1000:.0f}) "
             f"| {line.loss_at_tokens:.3f} | {line.loss_at_end:.3f} |"
         )
     return "\n".join(rows)
@@ -140,7 +141,7 @@ def draw(runs: Sequence[Run], peers: int, file: Path) -> None:
     axes.set_ylabel("goodput, % of the swarm's compute")
     axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower left")
     figure.savefig(file, dpi=100)
     pyplot.close(figure)
 

@@ -13,9 +13,11 @@ import argparse
 import gc
 import hashlib
 import random
+import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -24,7 +26,6 @@ from averaging.outbox import Reduction
 from averaging.owners import encode_parts, parse_parts
 from benchmarks.figures import circumstances, write_json
 from dht.facts import members_key
-from dht.membership import MembershipConfig
 from network.seam import PeerID
 from network.simulated import Link
 from peer.learner import Learner, Own, Shared, SharingLearner, Trained
@@ -35,7 +36,9 @@ from simulator.virtual_time import VirtualConfig, run_virtual
 
 PAYLOAD_BYTES = 16 * 1024
 """Of one contribution; the parts of it, or of a merged one, share it equally."""
-PARTS = 8
+PEERS_PER_PART = 8
+PARTS_MIN = 8
+PARTS_MAX = 64
 TOKENS = 1000
 TRAIN_SECONDS = 20.0
 LINK = Link(0.02, 0.02)
@@ -44,9 +47,6 @@ OWNER_PEERS = (4, 16, 64, 256, 1000)
 WARM_ROUNDS = 2
 """At the beginning a single peer votes, and all links are made."""
 ROUNDS = {4: 12, 16: 12, 64: 8, 256: 5, 1000: 4}
-LOOKERS_MAX = 256
-RARE = MembershipConfig(heartbeat_seconds=600.0, member_seconds=2000.0)
-"""Above it a look at all members by all members would take most of the time here."""
 
 
 class Noise(Learner):
@@ -96,17 +96,25 @@ class Noise(Learner):
 class NoiseInParts(Noise, SharingLearner):
     """As many bytes, in parts."""
 
-    num_parts = PARTS
+    def __init__(self, me: PeerID, num_parts: int) -> None:
+        super().__init__(me)
+        self._num_parts = num_parts
+
+    @property
+    def num_parts(self) -> int:
+        return self._num_parts
+
+    def _noise(self, parts: Iterable[int]) -> bytes:
+        return encode_parts({part: self._rng.randbytes(PAYLOAD_BYTES // self.num_parts) for part in parts})
 
     def pack(self, round_index: int) -> bytes:
-        return encode_parts({part: self._rng.randbytes(PAYLOAD_BYTES // PARTS) for part in range(PARTS)})
+        return self._noise(range(self.num_parts))
 
     def reduce(self, reduction: Reduction) -> bytes:
-        parts = parse_parts(reduction.shares[0].payload)
-        return encode_parts({part: self._rng.randbytes(PAYLOAD_BYTES // PARTS) for part in parts})
+        return self._noise(parse_parts(reduction.shares[0].payload))
 
     def apply_shared(self, number: int, contributions: Sequence[Contribution], shared: Shared | None) -> None:
-        self.heard = 0.0 if shared is None else len(shared[0]) / PARTS
+        self.heard = 0.0 if shared is None else len(shared[0]) / self.num_parts
         self.apply(number, contributions, Own.NOTHING)
 
 
@@ -125,12 +133,16 @@ class Measured:
     down_max: float
     directory: float
     """What one look at all members' facts would bring."""
+    owners: int
+    """In the last record."""
     virtual_seconds: float
     real_seconds: float
+    megabytes: float
+    """The process's peak memory so far."""
 
 
 def measure(peers: int, parts: int, rounds: int, train_seconds: float = TRAIN_SECONDS) -> Measured:
-    begun = time.perf_counter()
+    begun = time.process_time()
     counts: dict[int, tuple[dict[PeerID, int], dict[PeerID, int]]] = {}
     directory: list[int] = [0]
     swarms: list[Swarm] = []
@@ -154,9 +166,8 @@ def measure(peers: int, parts: int, rounds: int, train_seconds: float = TRAIN_SE
             snapshot_seconds=600.0,
             stall_seconds_max=100 * train_seconds,
             down_seconds=0.5,
-            membership=RARE if peers > LOOKERS_MAX else MembershipConfig(),
         )
-        make: Callable[[PeerID], Learner] = NoiseInParts if parts else Noise
+        make: Callable[[PeerID], Learner] = partial(NoiseInParts, num_parts=parts) if parts else Noise
         swarms.append(Swarm(config, make, payload_bytes_max=2 * PAYLOAD_BYTES, on_report=see))
         await swarms[0].run()
 
@@ -176,18 +187,25 @@ def measure(peers: int, parts: int, rounds: int, train_seconds: float = TRAIN_SE
         down=fmean(downs),
         down_max=max(downs),
         directory=float(directory[0]),
+        owners=len(swarm.checker.tip.owners or swarm.checker.tip.voters) if parts and swarm.checker.tip else 0,
         virtual_seconds=swarm.seconds,
-        real_seconds=time.perf_counter() - begun,
+        real_seconds=time.process_time() - begun,
+        megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
+
+
+def parts_for(peers: int) -> int:
+    """The best that was found: an owner for every 8 peers, as long as there are parts for more owners."""
+    return min(PARTS_MAX, max(PARTS_MIN, peers // PEERS_PER_PART))
 
 
 def line(m: Measured) -> str:
     def kilo(value: float) -> str:
         return f"{value / 1000:,.0f}"
 
-    way = f"{m.parts} parts" if m.parts else "all to all"
+    way = f"{m.parts} parts, {m.owners} owners" if m.parts else "all to all"
     kilobytes = [kilo(value) for value in (m.up, m.up_max, m.down, m.down_max, m.directory)]
-    seconds = [f"{value:,.0f}" for value in (m.virtual_seconds, m.real_seconds)]
+    seconds = [f"{value:,.0f}" for value in (m.virtual_seconds, m.real_seconds, m.megabytes)]
     cells = [way, f"{m.peers:,}", str(m.rounds), f"{100 * m.committed_tokens:.0f} %", *kilobytes, *seconds]
     return f"| {' | '.join(cells)} |"
 
@@ -196,20 +214,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="up to 16 peers, few rounds")
     parser.add_argument("--peers", type=int, nargs="*", help="owners alone, with so many peers")
+    parser.add_argument("--parts", type=int, help="with --peers: instead of one for every 8 peers; 0 for all to all")
     parser.add_argument("--rounds", type=int, help="instead of what each size gets")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     before = circumstances()
     most = 16 if options.quick else max(OWNER_PEERS)
-    plan = [(n, 0) for n in GATHER_PEERS if n <= most] + [(n, PARTS) for n in OWNER_PEERS if n <= most]
+    plan = [(n, 0) for n in GATHER_PEERS if n <= most] + [(n, parts_for(n)) for n in OWNER_PEERS if n <= most]
     if options.peers:
-        plan = [(n, PARTS) for n in options.peers]
+        plan = [(n, parts_for(n) if options.parts is None else options.parts) for n in options.peers]
     print(f"{PAYLOAD_BYTES} bytes a contribution; kilobytes (1000 bytes) a peer and round; {before}\n")
     print(
         "| way | peers | rounds | tokens merged | up, mean | up, most | down, mean | down, most"
-        " | one look at all members | virtual s | real s |"
+        " | one look at all members | virtual s | CPU s | MB |"
     )
-    print("| --- |" + " --- |" * 10)
+    print("| --- |" + " --- |" * 11)
     results = []
     for peers, parts in plan:
         rounds = options.rounds or (6 if options.quick else ROUNDS.get(peers, 6))

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgpack
 
@@ -162,21 +163,27 @@ class MemberFact:
     @staticmethod
     def decode(payload: bytes) -> MemberFact:
         """Raises `InvalidRecord`."""
-        fields = _unpack(payload, FACT_BYTES_MAX)
-        return MemberFact(
-            version=_text(fields, "version", WORD_CHARACTERS_MAX),
-            name=_text(fields, "name", NAME_CHARACTERS_MAX),
-            addresses=_texts(fields, "addresses", ADDRESSES_MAX, ADDRESS_CHARACTERS_MAX),
-            nonce=_count(fields, "nonce"),
-            head=_bytes(fields, "head", 0, HEAD_BYTES_MAX),
-            round=_count(fields, "round"),
-            tokens=_count(fields, "tokens"),
-            loss=_finite(fields, "loss"),
-            reachable=_flag(fields, "reachable"),
-            trains=_flag(fields, "trains"),
-            offers=_texts(fields, "offers", OFFERS_MAX, WORD_CHARACTERS_MAX),
-            left=_flag(fields, "left"),
-        )
+        return _decode_member(payload)
+
+
+# All peers of a simulation read the same facts.
+@lru_cache(maxsize=2048)
+def _decode_member(payload: bytes) -> MemberFact:
+    fields = _unpack(payload, FACT_BYTES_MAX)
+    return MemberFact(
+        version=_text(fields, "version", WORD_CHARACTERS_MAX),
+        name=_text(fields, "name", NAME_CHARACTERS_MAX),
+        addresses=_texts(fields, "addresses", ADDRESSES_MAX, ADDRESS_CHARACTERS_MAX),
+        nonce=_count(fields, "nonce"),
+        head=_bytes(fields, "head", 0, HEAD_BYTES_MAX),
+        round=_count(fields, "round"),
+        tokens=_count(fields, "tokens"),
+        loss=_finite(fields, "loss"),
+        reachable=_flag(fields, "reachable"),
+        trains=_flag(fields, "trains"),
+        offers=_texts(fields, "offers", OFFERS_MAX, WORD_CHARACTERS_MAX),
+        left=_flag(fields, "left"),
+    )
 
 
 def _pack(fields: Mapping[str, object]) -> bytes:

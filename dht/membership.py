@@ -25,12 +25,14 @@ class MembershipConfig:
     """How often a peer speaks, and for how long it is believed."""
 
     heartbeat_seconds: float = 30.0
+    fact_seconds: float = 1.0
+    """For each member a heartbeat takes so long at least: else what a look brings would grow with the swarm."""
     jitter: float = 0.2
     """Heartbeats come up to this fraction earlier: else the peers of a restarted swarm would speak at once for ever."""
     announce_seconds_min: float = 2.0
     """`announce_now` makes no heartbeat come sooner than this after the last one."""
     member_seconds: float = 105.0
-    """A silent member is forgotten after this: three missed heartbeats and a slow one."""
+    """A silent member is forgotten after this: three missed heartbeats and a slow one; later where these are longer."""
     run_seconds: float = 1800.0
     """The life of the run and spec facts, renewed at half of it."""
     announcers: int = 8
@@ -136,6 +138,16 @@ class Membership:
         known = sorted(self._known.items())
         return {peer: one.fact for peer, one in known if one.expires >= now and not one.fact.left}
 
+    @property
+    def _pause(self) -> float:
+        """Between two heartbeats; short enough for the facts that outlive a member to be renewed in time."""
+        config = self._config
+        return max(config.heartbeat_seconds, min(config.fact_seconds * len(self._known), config.run_seconds / 4))
+
+    @property
+    def _member_seconds(self) -> float:
+        return self._config.member_seconds * self._pause / self._config.heartbeat_seconds
+
     def announce_now(self) -> None:
         """Have the next heartbeat soon, because something worth telling happened."""
         self._wake.set()
@@ -148,7 +160,7 @@ class Membership:
         while True:
             await self._beat()
             await anyio.sleep(self._config.announce_seconds_min)
-            pause = self._config.heartbeat_seconds * (1 - self._config.jitter * self._rng.random())
+            pause = self._pause * (1 - self._config.jitter * self._rng.random())
             with anyio.move_on_after(max(0.0, pause - self._config.announce_seconds_min)):
                 await self._wake.wait()
             self._wake = anyio.Event()
@@ -157,7 +169,7 @@ class Membership:
         fact = self._announcement.member()
         # Look before speaking: a twin's word is seen only as long as ours has not replaced it.
         await self._look(fact.nonce)
-        await self._speak(fact, expiry(self._wall_time(), self._config.member_seconds))
+        await self._speak(fact, expiry(self._wall_time(), self._member_seconds))
         if self._wall_time() >= self._renew_at:
             await self._renew()
         self.num_heartbeats += 1

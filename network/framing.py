@@ -48,6 +48,13 @@ class PromptStream(ByteSendStream):
         """Sends all of `item`, or, where that would wait, nothing of it: then False. Raises what `send` raises."""
 
 
+def send_frame_at_once(stream: ByteSendStream, payload: bytes) -> bool:
+    """As `send_frame`, if that need not wait; else nothing is sent: then False."""
+    if len(payload) > _JOIN_BYTES_MAX or not isinstance(stream, PromptStream):
+        return False
+    return stream.send_at_once(_encode_length(len(payload)) + _digest(payload) + payload)
+
+
 async def send_frame(stream: ByteSendStream, payload: bytes, *, seconds_max: float) -> None:
     """Send one frame of 9 to 13 bytes more than `payload`.
 

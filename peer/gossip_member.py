@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import anyio
@@ -98,14 +98,14 @@ async def run_gossip_member(
             Announcement(config.run, config.spec, fact),
             wall_time=parts.wall_time,
             rng=parts.rng,
-            config=config.membership,
+            config=replace(config.membership, fact_seconds=0.0),  # Meetings need fresh facts, whatever they cost.
             on_member=meet,
         ) as membership,
     ):
         member.membership = membership
         members.look = membership.announce_now
         tasks.start_soon(node.run)
-        tasks.start_soon(watch, membership, meet)
+        tasks.start_soon(watch, membership, meet, parts.rng)
         tasks.start_soon(look_around, membership)
         tasks.start_soon(_follow, membership, members)
         on_start(member)

@@ -30,6 +30,7 @@ from peer.version import VERSION
 from peer.worker import Worker
 
 ADDRESSES_MAX = 8
+ENOUGH_MEMBERS = 32
 NO_ENTRIES = b"\x90"
 
 
@@ -115,11 +116,11 @@ async def run_member(
             wall_time=parts.wall_time,
             rng=parts.rng,
             config=config.membership,
-            on_member=meet,
+            on_member=lambda peer, other: parts.network.introduce(peer, other.addresses),
         ) as membership,
     ):
         tasks.start_soon(node.run)
-        tasks.start_soon(watch, membership, meet)
+        tasks.start_soon(watch, membership, meet, parts.rng)
         tasks.start_soon(look_around, membership)
         member.membership = membership
         on_start(member)
@@ -202,7 +203,7 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
     return restored, snapshot, [parse_contribution(data, parts.signer, limit + HEADER_BYTES_MAX) for data in remembered]
 
 
-async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None]) -> None:
+async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None], rng: random.Random) -> None:
     """After every change among the members: `meet` all of them, and a look for a twin."""
     while True:
         await membership.wait_changed()
@@ -210,12 +211,16 @@ async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], Non
             raise TwinFound(
                 "another process takes part with this identity: stop one of the two, or give one a --folder of its own"
             )
-        for peer, fact in membership.members.items():
-            meet(peer, fact)
+        members = membership.members
+        # Everybody knows the same members, but not all are to choose the same ones.
+        for peer in rng.sample(list(members), len(members)):
+            meet(peer, members[peer])
 
 
 async def look_around(membership: Membership) -> None:
     """Peers that join at the same moment miss each other's first word: look again soon, then at the usual pace."""
     for seconds in (1.0, 3.0, 6.0):
         await anyio.sleep(seconds)
+        if len(membership.members) >= ENOUGH_MEMBERS:
+            return  # In a large swarm a look is dear, and whom one has missed are few.
         membership.announce_now()

@@ -170,7 +170,7 @@ class Bounds:
             "records to follow": 100_000,
             "contributions to follow": 16 * 2 * peers,
             "contributions to fetch": offers,
-            "early offers": 64,
+            "early offers": max(64, peers),
             "rounds kept": ROUNDS_KEPT_MAX,
         }
         self.peaks = dict.fromkeys(self.limits, 0)

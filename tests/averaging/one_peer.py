@@ -32,10 +32,11 @@ class Peer:
     engine: Engine
     disk: list[bytes]
 
-    def __init__(self, signer: ToySigner, disk: Sequence[bytes] = (), head: Record = HEAD) -> None:
+    def __init__(self, signer: ToySigner, disk: Sequence[bytes] = (), head: Record = HEAD, parts: int = 0) -> None:
         self.disk = list(disk)
         restored = journal.restore(head, [], self.disk, signer, 1000)
-        self.engine = Engine(signer, CONFIG, restored, check=lambda payload: None, nonce=1, now=0.0)
+        config = replace(CONFIG, parts=parts)
+        self.engine = Engine(signer, config, restored, check=lambda payload: None, nonce=1, now=0.0)
         for other in SIGNERS[:6]:
             if other is not signer:
                 self.engine.connected(other.peer_id, 0.0)

@@ -187,9 +187,12 @@ def test_who_slept_waits_anew() -> None:
     recovery = watch(FOLLOWERS[:2])
     before = due(recovery)
     for second in range(100):
-        recovery.awake(float(second))
+        recovery.awake(float(second), second + 1.0)
     assert due(recovery) == before, "no gap: the clock ran on"
-    recovery.awake(5000.0)
+    recovery.awake(101.0, 4000.0)
+    recovery.awake(4002.0, 4003.0)
+    assert due(recovery) == before, "there was nothing to do, and that was known"
+    recovery.awake(5000.0, 5001.0)
     after = due(recovery)
     assert before is not None and after is not None
     assert after - before == pytest.approx(5000.0 - STARTED)

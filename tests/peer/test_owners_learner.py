@@ -119,7 +119,7 @@ class Swarm:
         packets = {number: self.share(number) for number in sharers}
         offers = []
         for owner, signer in enumerate(self.signers):
-            owned = [part for part in range(PARTS) if owner_of(self.head, part) == signer.peer_id]
+            owned = [part for part in range(PARTS) if owner_of(self.head, part, PARTS) == signer.peer_id]
             offers += self.reduce(owner, owned, packets, fate)
         self.round += 1
         for number, learner in enumerate(self.learners):
@@ -204,7 +204,7 @@ def test_a_merged_packet_that_no_round_commits_is_made_again_of_the_same_and_not
     packets = swarm.share(0)
     part = 2
     shares = (swarm.contribution(0, encode_parts({part: packets[part]})),)
-    owner = next(n for n in swarm.learners if n._me == owner_of(swarm.head, part))
+    owner = next(n for n in swarm.learners if n._me == owner_of(swarm.head, part, PARTS))
     once = owner.reduce(Reduction(swarm.head, shares))
     owner.apply_shared(1, [], None)
     assert owner._kept == {}
@@ -229,7 +229,7 @@ def test_with_exact_packets_and_everybody_heard_owners_do_what_all_gather_does_b
         ]
         merged: dict[int, dict[int, bytes]] = {}
         for part in range(PARTS):
-            owner = next(n for n, s in enumerate(swarm.signers) if s.peer_id == owner_of(swarm.head, part))
+            owner = next(n for n, s in enumerate(swarm.signers) if s.peer_id == owner_of(swarm.head, part, PARTS))
             made = parse_parts(swarm.learners[owner].reduce(Reduction(swarm.head, shares[part])))
             merged.setdefault(owner, {}).update(made)
         offers = [swarm.contribution(owner, encode_parts(parts)) for owner, parts in merged.items()]

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from averaging import journal
+from averaging import journal, links
 from averaging.instance import Instance, Vote
 from averaging.links import Links
 from averaging.merge import Mean
@@ -132,6 +132,7 @@ def queues_have_no_end(patch: pytest.MonkeyPatch) -> None:
         await anyio.sleep_forever()
 
     patch.setattr(Links, "_write", idle)
+    patch.setattr(links, "send_frame_at_once", lambda stream, payload: False)
 
 
 CAUGHT_BY: dict[Mutant, tuple[str, ...]] = {

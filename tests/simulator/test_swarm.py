@@ -186,7 +186,7 @@ def test_a_crash_between_a_jump_and_its_snapshot_is_survived() -> None:
                 swarm.crash(3)
             length = len(disk.log)
 
-    config = SwarmConfig(peers=4, rounds=150, seed=2, down_seconds=30, snapshot_bytes=100, snapshot_seconds=2)
+    config = SwarmConfig(peers=4, rounds=150, seed=3, down_seconds=30, snapshot_bytes=100, snapshot_seconds=2)
     run(config, script)
     assert crashes
 

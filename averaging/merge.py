@@ -62,7 +62,7 @@ class Mean(ElementwiseMerge):
 
 @final
 class WeightedMean(ElementwiseMerge):
-    """Each member by its share of the tokens. Weights are self-reported: `peer.method` caps them."""
+    """Each member by its share of the tokens. Weights are self-reported: `peer.method.merged_delta` caps them."""
 
     def merge_one(self, values: Sequence[Tensor], weights: Sequence[int]) -> Tensor:
         # The shares are rounded first, so that no device may choose in which precision a tensor meets them.

@@ -140,19 +140,12 @@ def apply_round(
     assert len({member.peer for member in members}) == len(members), "two contributions of one peer"
     if not members:
         return state
-    members = capped(members)
     part = state.anchor if names is None else {name: state.anchor[name] for name in names}
     # With fragments the tokens are not those behind the fragment.
     rounds = rounds_of_work([member.weight for member in members]) if rules.method.fragments == 1 else None
     delta = merged_delta(members, part, rules, rounds)
     anchor, outer = rules.outer.update(state.anchor, delta, state.outer, round_index=round_index)
     return replace(state, anchor=anchor, outer=outer)
-
-
-def capped(members: Sequence[Contribution]) -> list[Contribution]:
-    """None weighs more than `LATE_ROUNDS_MAX` times their lower median."""
-    highest = LATE_ROUNDS_MAX * sorted(member.weight for member in members)[(len(members) - 1) // 2]
-    return [replace(member, weight=min(member.weight, highest)) for member in members]
 
 
 def rounds_of_work(weights: Sequence[int]) -> list[float]:
@@ -169,8 +162,8 @@ def rounds_of_work(weights: Sequence[int]) -> list[float]:
 def merged_delta(
     members: Sequence[Contribution], anchor: Tensors, rules: Rules, rounds: Sequence[float] | None = None
 ) -> dict[str, Tensor]:
-    """The merged pseudo-gradient, each contribution divided by its `rounds`. Only it is dense: what members sent stays
-    sparse, or is dense a piece at a time.
+    """The merged pseudo-gradient, each contribution divided by its `rounds`; none weighs more than `LATE_ROUNDS_MAX`
+    times the lower median. Only the result is dense: what members sent stays sparse, or is dense a piece at a time.
     """
     flat = [flattened(member.payload, anchor, rules.compressor) for member in members]
     if rounds is not None:
@@ -178,11 +171,16 @@ def merged_delta(
             part if k == 1 else replace(part, values=part.values * float32(1 / k))
             for part, k in zip(flat, rounds, strict=True)
         ]
-    weights = [member.weight for member in members]
+    weights = capped([member.weight for member in members])
     specs = specs_of(anchor)
     sizes = dict(zip(sorted(anchor), rules.compressor.coefficient_counts(specs), strict=True))
     restored = rules.compressor.restore_all(rules.merge.merge_flat(flat, weights, sizes), specs)
     return {name: tensor.to(anchor[name].device) for name, tensor in zip(sorted(anchor), restored, strict=True)}
+
+
+def capped(weights: Sequence[int]) -> list[int]:
+    highest = LATE_ROUNDS_MAX * sorted(weights)[(len(weights) - 1) // 2]
+    return [min(weight, highest) for weight in weights]
 
 
 def residual_after(payload: bytes, wanted: Tensors, anchor: Tensors, rules: Rules) -> dict[str, Tensor]:

@@ -79,6 +79,20 @@ def test_it_equals_the_equation_over_many_rounds(count: int) -> None:
             torch.testing.assert_close(states[i].anchor[name], phi[i][name].float(), rtol=1e-5, atol=1e-5)
 
 
+def test_in_a_meeting_none_weighs_more_than_eight_times_the_median() -> None:
+    exact = "identity all fp32"
+    rules = rules_with(chain=exact, gossip__chain=exact, merge="weighted_mean", outer__lr=1.0, outer__momentum=0.0)
+    state = state_of(0, rules)
+    members = []
+    for number, (weight, value) in enumerate(((10, 1.0), (10, 1.0), (2560, -1.0))):
+        delta = {name: torch.full(shape, value) for name, shape in SHAPES.items()}
+        members.append(method.Contribution(f"peer {number}", weight, make_gossip_payload(delta, state, rules)))
+    after = apply_meeting(state, members, rules, me="peer 0", wanted=None, round_index=0)
+    for name, replica in state.anchor.items():
+        # All stand at one place: only the deltas move it. Ten of a hundred each, and eighty against them.
+        torch.testing.assert_close(replica - after.anchor[name], torch.full_like(replica, -0.6), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("chain", ["identity all fp16", "identity all bits(4)", "identity topk(3/8) bits(2)"])
 def test_the_mean_of_the_replicas_stays_whatever_their_chain_loses(chain: str) -> None:
     rules = rules_with(gossip__chain=chain)

@@ -48,8 +48,9 @@ def linear(model: nn.Module, batch: Tensor) -> Tensor:
     return (torch.cat([p for _, p in sorted(model.named_parameters())]) * batch[0]).sum()
 
 
-def rules(chain: str, *, error_feedback: bool = True) -> Rules:
+def rules(chain: str, *, error_feedback: bool = True, merge: str = "mean") -> Rules:
     settings = {
+        "merge": merge,
         "inner.kind": "none",
         "inner.lr": 1.0,
         "inner.clip": 0.0,
@@ -209,6 +210,22 @@ def test_a_merged_packet_that_no_round_commits_is_made_again_of_the_same_and_not
     owner.apply_shared(1, [], None)
     assert owner._kept == {}
     assert owner.reduce(Reduction(swarm.head, shares)) == once
+
+
+def test_in_an_owners_merge_none_weighs_more_than_eight_times_the_median() -> None:
+    swarm = Swarm("all")
+    chosen = rules("all", merge="weighted_mean")
+    owner = OwnersLearner(SIGNERS[0].peer_id, swarm.learners[0].state, chosen, swarm.learners[0]._trainer, [], PARTS)
+    like = owner.parts.part(0, owner.state.anchor)
+    shares = []
+    for signer, weight, value in zip(SIGNERS, (10, 10, 2560), (1.0, 1.0, -1.0), strict=False):
+        packet = method.make_payload({n: torch.full_like(t, value) for n, t in like.items()}, chosen.compressor)
+        payload = encode_parts({0: packet})
+        shares.append(sign_contribution(signer, swarm.head.hash, weight, bytes(16), True, payload))
+    merged = parse_parts(owner.reduce(Reduction(swarm.head, tuple(shares))))
+    for value in method.decode(merged[0], like, chosen.compressor).values():
+        # Ten of a hundred each, and eighty against them.
+        torch.testing.assert_close(value, torch.full_like(value, -0.6))
 
 
 def test_with_exact_packets_and_everybody_heard_owners_do_what_all_gather_does_bit_for_bit() -> None:

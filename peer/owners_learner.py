@@ -115,7 +115,11 @@ class OwnersLearner(SharingLearner):
         if delta:
             anchor, outer = self._rules.outer.update(before, delta, self.state.outer, round_index=number - 1)
             self.state = replace(self.state, anchor=anchor, outer=outer)
-        self._progress.arrived(before, self.state.anchor, said=self._wanted is None)
+        settled = frozenset[int]() if shared is None else frozenset.union(*shared)
+        for part in range(len(self.parts)):
+            # What was heard others have taken over, and what may have been is given up; the rest is owed still.
+            there, here = self.parts.part(part, before), self.parts.part(part, self.state.anchor)
+            self._progress.arrived(there, here, said=part in settled)
 
     def _settle_merged(self, part: int, packet: bytes) -> None:
         """A packet that this peer made for all was committed: what it left out is kept for the part's next."""

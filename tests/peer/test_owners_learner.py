@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from averaging.contribution import Contribution, sign_contribution
 from averaging.outbox import Reduction
 from averaging.owners import encode_parts, owner_of, parse_parts
-from averaging.record import Record
+from averaging.record import Hash, Record
 from compression.chain import parse_chain
 from optimizers.presets import method_from_settings
 from peer import method
@@ -24,7 +24,7 @@ from peer.owners_learner import OwnersLearner
 from peer.trainer import Trainer
 from simulator.toy import ToySigner
 from tests.averaging.strategies import first
-from tests.peer.method_parts import parse_test_chain
+from tests.peer.method_parts import parse_test_chain, toy_batch, toy_loss, toy_model
 
 NAMES = ("a", "b", "c", "d")
 SIZE = 16
@@ -223,9 +223,9 @@ def test_in_an_owners_merge_none_weighs_more_than_eight_times_the_median() -> No
         payload = encode_parts({0: packet})
         shares.append(sign_contribution(signer, swarm.head.hash, weight, bytes(16), True, payload))
     merged = parse_parts(owner.reduce(Reduction(swarm.head, tuple(shares))))
-    for value in method.decode(merged[0], like, chosen.compressor).values():
+    for said in method.decode(merged[0], like, chosen.compressor).values():
         # Ten of a hundred each, and eighty against them.
-        torch.testing.assert_close(value, torch.full_like(value, -0.6))
+        torch.testing.assert_close(said, torch.full_like(said, -0.6))
 
 
 def test_with_exact_packets_and_everybody_heard_owners_do_what_all_gather_does_bit_for_bit() -> None:
@@ -257,6 +257,62 @@ def test_with_exact_packets_and_everybody_heard_owners_do_what_all_gather_does_b
         assert len({learner.fingerprint() for learner in [*swarm.learners, *plain]}) == 1
         assert not any(joined(t).any() for learner in swarm.learners for t in learner._kept.values())
     assert joined(dict(swarm.learners[0].state.anchor)).any()
+
+
+def with_weights() -> tuple[OwnersLearner, list[dict[str, Tensor]]]:
+    """A learner with an inner optimiser, in two parts; and where its weights were at each step."""
+    chosen = rules_of(
+        method_from_settings("diloco", {"inner_steps": 2, "chain": "all", "merge": "mean"}), parse_test_chain
+    )
+    seen: list[dict[str, Tensor]] = []
+
+    def sample(round_index: int, step: int) -> Tensor:
+        seen.append({n: p.detach().clone() for n, p in trainer.parameters.items()})
+        return toy_batch(0, round_index, step)
+
+    trainer = Trainer(toy_model(), toy_loss, sample, chosen.method)
+    return OwnersLearner(SIGNERS[0].peer_id, initial_state(trainer.model, chosen), chosen, trainer, [], 2), seen
+
+
+def trained(learner: OwnersLearner, round_index: int) -> dict[int, bytes]:
+    learner.train(round_index, lambda: False)
+    return parse_parts(learner.pack(round_index))
+
+
+def merged_by_others(part: int, packet: bytes) -> list[Contribution]:
+    return [sign_contribution(SIGNERS[1], Hash(bytes(32)), 10, bytes(16), True, encode_parts({part: packet}))]
+
+
+@pytest.mark.parametrize("fate", ["heard", "unknown"])
+def test_training_goes_on_from_where_the_own_weights_are_in_the_parts_that_missed_and_only_there(fate: str) -> None:
+    learner, seen = with_weights()
+    packets = trained(learner, 0)
+    known = (frozenset({0}), NOTHING) if fate == "heard" else (NOTHING, frozenset({0}))
+    learner.apply_shared(1, merged_by_others(0, packets[0]), known)
+    trained(learner, 1)
+    owed = learner.parts.part(1, learner.state.residual)
+    anchor = learner.state.anchor
+    for name in learner.parts.names[0]:
+        assert torch.equal(seen[2][name], anchor[name])
+    for name in learner.parts.names[1]:
+        assert owed[name].any()
+        assert torch.equal(seen[2][name], anchor[name] - owed[name])
+
+
+def test_what_is_owed_is_not_learnt_again_after_a_round_without_a_share_and_is_done_with_once_it_is_heard() -> None:
+    learner, seen = with_weights()
+    trained(learner, 0)
+    learner.apply_shared(1, [], (NOTHING, NOTHING))
+    learner.apply_shared(2, [], None)
+    owed, anchor = dict(learner.state.residual), learner.state.anchor
+    packets = trained(learner, 2)
+    for name, value in seen[2].items():
+        assert torch.equal(value, anchor[name] - owed[name])
+    shared = (frozenset({0, 1}), NOTHING)
+    learner.apply_shared(3, [c for part in (0, 1) for c in merged_by_others(part, packets[part])], shared)
+    trained(learner, 3)
+    for name, value in seen[4].items():
+        assert torch.equal(value, learner.state.anchor[name])
 
 
 def test_on_another_chain_nothing_of_what_was_in_the_air_is_said_again() -> None:

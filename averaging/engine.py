@@ -134,6 +134,7 @@ class Engine:
 
     def disconnected(self, peer: PeerID) -> None:
         self._outbox.lost(peer)
+        self.offering.disconnected(peer)
         self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
         self._voting.clock.freed.pop(peer, None)

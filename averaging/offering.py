@@ -8,6 +8,7 @@ from typing import final
 from averaging.catch_up import CatchUp
 from averaging.config import EngineConfig
 from averaging.contribution import HEADER_BYTES_MAX, Contribution, parse_contribution, sign_contribution
+from averaging.early import Early
 from averaging.fetcher import Fetcher
 from averaging.instance import Instance
 from averaging.messages import Offer, Share
@@ -17,8 +18,6 @@ from averaging.record import Hash, Malformed, Record
 from averaging.rounds import Rounds
 from network.identity import Signer
 from network.seam import PeerID
-
-EARLY_OFFERS_MAX = 256
 
 Tell = Callable[[PeerID, Hash, float], None]
 """(peer, record, now): tells the peer what followed that record."""
@@ -50,8 +49,8 @@ class Offering:
         self._outbox = outbox
         self._check_payload = check
         self._tell = tell
-        self._early: dict[PeerID, Contribution] = {}
-        self._early_shares: dict[PeerID, Contribution] = {}
+        self.early = Early()
+        self.early_shares = Early()
 
     @property
     def _head(self) -> Record:
@@ -102,6 +101,11 @@ class Offering:
         if own is not None:
             self._outbox.send(peer, Offer(own.encoded, merged=self._merged_of(peer)), now)
 
+    def disconnected(self, peer: PeerID) -> None:
+        """When the link is there again the peer says what still holds."""
+        self.early.drop(peer)
+        self.early_shares.drop(peer)
+
     def _may_vote(self) -> bool:
         """Who is not linked with all the others (two that can only dial out never are) cannot lead them."""
         named = {m.peer for m in self._head.members} or set(self._head.voters)
@@ -126,8 +130,8 @@ class Offering:
         if is_current:
             self._on_current(peer, contribution, message, now)
         elif contribution.prev not in self._rounds.chain:
-            if contribution.owner == peer and len(self._early) < EARLY_OFFERS_MAX:
-                self._early[peer] = contribution
+            if contribution.owner == peer:
+                self.early.keep(contribution)
             self._catch_up.notice(peer, 0, now)
         elif contribution.owner == peer:
             self._void(peer, contribution, now)
@@ -162,8 +166,7 @@ class Offering:
         elif share.prev in self._rounds.chain:
             self._void(peer, share, now)
         else:
-            if len(self._early_shares) < self._config.max_peers:
-                self._early_shares[peer] = share
+            self.early_shares.keep(share)
             self._catch_up.notice(peer, 0, now)
 
     def _check(self, contribution: Contribution, weight_max: int, now: float) -> None:
@@ -191,13 +194,12 @@ class Offering:
         for peer in sorted(self.far_from_lead):
             self._tell(peer, prev, now)
         self.far_from_lead.clear()
-        for early, take in ((self._early, self._take_offer), (self._early_shares, self._take_share)):
-            for peer in sorted(early):
-                if early[peer].prev == self._head.hash:
-                    try:
-                        take(early.pop(peer), now)
-                    except Malformed as error:
-                        self._outbox.refuse(peer, str(error))
+        for early, take in ((self.early, self._take_offer), (self.early_shares, self._take_share)):
+            for contribution in early.take(self._head.hash, self._rounds.chain.__contains__):
+                try:
+                    take(contribution, now)
+                except Malformed as error:
+                    self._outbox.refuse(contribution.owner, str(error))
 
     def _take_offer(self, contribution: Contribution, now: float) -> None:
         self._check(contribution, self._config.contribution_weight_max, now)

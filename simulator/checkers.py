@@ -196,7 +196,7 @@ def _sizes(member: Member) -> dict[str, int]:
         "records to follow": len(follow.pending),
         "contributions to follow": len(follow.held),
         "contributions to fetch": len(engine._fetcher._wanted),
-        "early offers": len(engine.offering._early) + len(engine.offering._early_shares),
+        "early offers": len(engine.offering.early) + len(engine.offering.early_shares),
         "rounds kept": len(engine.chain.records) - engine.chain.oldest,
     }
 

@@ -73,6 +73,18 @@ def test_r1_an_offer_made_early_counts_once_the_head_is_reached() -> None:
     assert peer.engine.instance.held == {early.digest: early}
 
 
+def test_r1_an_offer_made_early_goes_with_its_link() -> None:
+    peer = Peer(ONE)
+    peer.hear(TWO, Offer(offer_of(TWO, RECORD).encoded))
+    peer.engine.disconnected(TWO.peer_id)
+    peer.engine.connected(TWO.peer_id, 1.0)
+    peer.hold()
+    peer.hear(LEAD, proposal(RECORD, ZERO))
+    peer.hear(TWO, accepted(TWO, ZERO, RECORD))
+    assert peer.engine.head == RECORD
+    assert not peer.engine.instance.held
+
+
 def test_r1_a_payload_that_cannot_be_merged_is_refused() -> None:
     def check(payload: bytes) -> None:
         if payload == b"poison":

@@ -207,7 +207,8 @@ def test_a_share_is_believed_from_its_own_peer_only() -> None:
     assert engine.rounds.owners is not None and not engine.rounds.owners.collector.shares
 
 
-def test_an_early_share_waits_for_its_round() -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_early_share_waits_for_its_round_unless_its_link_goes(is_cut: bool) -> None:
     swarms = Swarm(), Swarm()
     for swarm in swarms:
         for signer in VOTERS:
@@ -219,9 +220,12 @@ def test_an_early_share_waits_for_its_round() -> None:
     engine.receive(SHARER.peer_id, Share(share_of(SHARER, owner, record).encoded), 0.0)
     owners = engine.rounds.owners
     assert owners is not None and SHARER.peer_id not in owners.collector.shares
+    if is_cut:
+        engine.disconnected(SHARER.peer_id)
+        engine.connected(SHARER.peer_id, 0.0)
     swarms[1].reduce()
     assert engine.head == record
-    assert SHARER.peer_id in owners.collector.shares
+    assert (SHARER.peer_id in owners.collector.shares) is not is_cut
 
 
 def test_where_everybody_gets_everything_a_share_is_refused() -> None:

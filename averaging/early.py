@@ -40,7 +40,7 @@ class Early:
             self.bytes_kept -= _size(dropped)
 
     def take(self, head: Hash, is_known: Callable[[Hash], bool]) -> list[Contribution]:
-        """Those for the round after `head`, in peer-id order. Those whose head `is_known` and is another come too late, and go."""
+        """For the round after `head`, in peer-id order. What is for another that `is_known` comes too late and goes."""
         taken = [self._kept[peer] for peer in sorted(self._kept) if self._kept[peer].prev == head]
         for peer in [peer for peer, kept in self._kept.items() if kept.prev == head or is_known(kept.prev)]:
             self.drop(peer)

@@ -55,7 +55,46 @@ async def run_gossip_member(
     """
     nonce = int(parts.wall_time() * 1000) << 16 | parts.rng.getrandbits(16)
     members = Members()
-    progress = await _restore(parts)
+    member = _assemble(parts, config, gossip, members, await _restore(parts), report)
+    addresses = tuple(await parts.network.addresses())[:ADDRESSES_MAX]
+
+    def fact() -> MemberFact:
+        return _fact_of(member.loop, config.name, addresses, nonce)
+
+    def meet(peer: PeerID, other: MemberFact) -> None:
+        parts.network.introduce(peer, other.addresses)
+
+    async with (
+        anyio.create_task_group() as tasks,
+        open_membership(
+            parts.directory,
+            parts.signer,
+            Announcement(config.run, config.spec, fact),
+            wall_time=parts.wall_time,
+            rng=parts.rng,
+            config=replace(config.membership, fact_seconds=0.0),  # Meetings need fresh facts, whatever they cost.
+            on_member=meet,
+        ) as membership,
+    ):
+        member.membership = membership
+        members.look = membership.announce_now
+        tasks.start_soon(member.node.run)
+        tasks.start_soon(watch, membership, meet, parts.rng)
+        tasks.start_soon(look_around, membership)
+        tasks.start_soon(_follow, membership, members)
+        on_start(member)
+        await member.loop.run()
+        tasks.cancel_scope.cancel()
+
+
+def _assemble(
+    parts: Parts,
+    config: MemberConfig,
+    gossip: GossipConfig,
+    members: Members,
+    progress: Progress | None,
+    report: Callable[[Report], None],
+) -> GossipMember:
     node = GossipNode(
         parts.network,
         parts.signer,
@@ -81,36 +120,7 @@ async def run_gossip_member(
         report=report,
         progress=progress,
     )
-    member = GossipMember(node, loop)
-    addresses = tuple(await parts.network.addresses())[:ADDRESSES_MAX]
-
-    def fact() -> MemberFact:
-        return _fact_of(loop, config.name, addresses, nonce)
-
-    def meet(peer: PeerID, other: MemberFact) -> None:
-        parts.network.introduce(peer, other.addresses)
-
-    async with (
-        anyio.create_task_group() as tasks,
-        open_membership(
-            parts.directory,
-            parts.signer,
-            Announcement(config.run, config.spec, fact),
-            wall_time=parts.wall_time,
-            rng=parts.rng,
-            config=replace(config.membership, fact_seconds=0.0),  # Meetings need fresh facts, whatever they cost.
-            on_member=meet,
-        ) as membership,
-    ):
-        member.membership = membership
-        members.look = membership.announce_now
-        tasks.start_soon(node.run)
-        tasks.start_soon(watch, membership, meet, parts.rng)
-        tasks.start_soon(look_around, membership)
-        tasks.start_soon(_follow, membership, members)
-        on_start(member)
-        await loop.run()
-        tasks.cancel_scope.cancel()
+    return GossipMember(node, loop)
 
 
 async def _follow(membership: Membership, members: Members) -> None:

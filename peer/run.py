@@ -124,18 +124,11 @@ class _Peer:
         meter = TrafficMeter(network.process_id)
         storage = FileStorage(options.folder / "runs" / spec.run_id[:16])
 
-        def sent() -> Sent:
-            member = self._member
-            if member is None:
-                return Sent(meter.total.bytes_sent if meter.available else 0, 0, 0)
-            total = meter.total.bytes_sent if meter.available else member.bytes_sent
-            return Sent(total, member.node.packet_bytes_sent, len(member.linked))
-
         console = Console(
             as_json=options.json_events,
             parameters=built.parameters,
             inner_steps=built.method.round_steps,
-            sent=sent,
+            sent=lambda: self._sent(meter),
             shared="anchor" if built.method.mode == "consensus" else "replica",
             clock=anyio.current_time,
         )
@@ -181,6 +174,14 @@ class _Peer:
                 await run_member(parts, config, console.show, started)
         finally:
             storage.close()
+
+    def _sent(self, meter: TrafficMeter) -> Sent:
+        """So far, as the system counts it or, where it does not, the peer itself."""
+        member = self._member
+        if member is None:
+            return Sent(meter.total.bytes_sent if meter.available else 0, 0, 0)
+        total = meter.total.bytes_sent if meter.available else member.bytes_sent
+        return Sent(total, member.node.packet_bytes_sent, len(member.linked))
 
 
 def _loop_config(spec: RunSpec, options: PeerOptions) -> LoopConfig:

@@ -22,7 +22,7 @@ from peer.learner import Learner, TorchLearner
 from peer.method import initial_state, rules_of
 from peer.owners_learner import OwnersLearner
 from peer.reports import Report, RoundDone, Trained, Validated
-from peer.spec import make_spec
+from peer.spec import RunSpec, make_spec
 from simulator.checkers import NoProgress
 from simulator.curve import Curve, loss_held_out
 from simulator.gossip_virtual import run_virtual_gossip
@@ -44,16 +44,7 @@ def run_virtual_swarm(
     """See `SimulateOptions`; `timeout_seconds` bounds virtual time."""
     begun = time.monotonic()
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    spec = make_spec(
-        PeerID(Identity(bytes(32)).peer_id),
-        name="virtual",
-        model=options.model,
-        preset=options.preset,
-        settings=options.settings,
-        seed=options.seed,
-        rounds=options.rounds,
-        group=group_of(options),
-    )
+    spec = _spec_of(options)
     corpus = load_corpus(options.data)
     method = spec.training_method
     if method.mode == "gossip":
@@ -75,21 +66,7 @@ def run_virtual_swarm(
         return learner
 
     watch = _Watch(options, dense_bytes(parameters, method.round_steps, options.peers), on_progress, begun)
-    config = SwarmConfig(
-        peers=options.peers,
-        parts=options.parts,
-        rounds=options.rounds,
-        seed=options.seed,
-        link=Link(options.latency_ms / 1000, options.latency_ms / 4000),
-        access=_access(options.bandwidth_mbit),
-        churn_rate=options.churn_rate,
-        kill_every_seconds=options.kill_every_seconds,
-        train_seconds=options.step_seconds * method.round_steps,
-        speed_spread=options.speed_spread,
-        snapshot_bytes=4 * parameters,
-        validate_rounds=max(1, options.rounds * options.peers // CURVE_POINTS),  # All have one anchor: they take turns.
-        stall_seconds_max=max(600.0, 20 * options.step_seconds * method.round_steps),
-    )
+    config = _swarm_config(options, method.round_steps, parameters)
     try:
         outcome = run_virtual(
             lambda: run_swarm(config, make_learner, payload_bytes_max=limits(), on_report=watch.see),
@@ -103,6 +80,37 @@ def run_virtual_swarm(
         loss_held_out=held_out,
         seconds_to_goal=watch.curve.seconds_to_goal,
         curve=watch.curve.points(),
+    )
+
+
+def _spec_of(options: SimulateOptions) -> RunSpec:
+    return make_spec(
+        PeerID(Identity(bytes(32)).peer_id),
+        name="virtual",
+        model=options.model,
+        preset=options.preset,
+        settings=options.settings,
+        seed=options.seed,
+        rounds=options.rounds,
+        group=group_of(options),
+    )
+
+
+def _swarm_config(options: SimulateOptions, inner_steps: int, parameters: int) -> SwarmConfig:
+    return SwarmConfig(
+        peers=options.peers,
+        parts=options.parts,
+        rounds=options.rounds,
+        seed=options.seed,
+        link=Link(options.latency_ms / 1000, options.latency_ms / 4000),
+        access=_access(options.bandwidth_mbit),
+        churn_rate=options.churn_rate,
+        kill_every_seconds=options.kill_every_seconds,
+        train_seconds=options.step_seconds * inner_steps,
+        speed_spread=options.speed_spread,
+        snapshot_bytes=4 * parameters,
+        validate_rounds=max(1, options.rounds * options.peers // CURVE_POINTS),  # All have one anchor: they take turns.
+        stall_seconds_max=max(600.0, 20 * options.step_seconds * inner_steps),
     )
 
 

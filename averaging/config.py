@@ -34,6 +34,11 @@ class EngineConfig:
     timing: TimingConfig = field(default_factory=TimingConfig)
 
     @property
+    def pause_max(self) -> float:
+        """In seconds: who announces a longer silence is not believed; long ones are of use only where owners reduce."""
+        return self.timing.idle_seconds_max if self.parts else self.timing.heartbeat_seconds_max
+
+    @property
     def contribution_weight_max(self) -> int:
         """An owner's contribution speaks for many."""
         return self.weight_max * (self.max_peers if self.parts else 1)

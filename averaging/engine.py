@@ -139,6 +139,7 @@ class Engine:
         self.catch_up.lost(peer, self.head)
         self._voting.clock.freed.pop(peer, None)
         self._voting.clock.came.pop(peer, None)
+        self.rounds.look_again()
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
@@ -175,6 +176,11 @@ class Engine:
         self._progress(now)
         return moved[0]
 
+    def snapshot_failed(self, now: float) -> None:
+        """No donor had a state that could be taken: what can be is replayed."""
+        self.catch_up.snapshot_failed()
+        self._progress(now)
+
     def receive(self, peer: PeerID, message: Message, now: float) -> None:
         link = self.links.get(peer)
         if link is None:
@@ -196,17 +202,14 @@ class Engine:
         if message.head != self.head.hash:
             return False
         link.heard = now
-        self._stands(link, message)
+        link.stands(message, self.config.pause_max)
         return True
-
-    def _stands(self, link: Link, message: Head) -> None:
-        link.leaving, link.head = message.leaving, message.head
-        link.their_pause = min(message.pause / 1000, self.config.timing.idle_seconds_max)
 
     def tick(self, now: float) -> None:
         """Does what time alone demands."""
         if self._pulse.next_at <= now:
             self._give_signs_of_life(now)
+        self.recovery.awake(now, self._pulse.next_at)
         ask_at = self._ask_log_at
         if ask_at is not None and ask_at <= now:
             self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)
@@ -217,7 +220,6 @@ class Engine:
         if take_over_at is not None and take_over_at <= now:
             self._voting.take_over(now)
         self._progress(now)
-        self.recovery.awake(now, self._pulse.next_at)
         self._recover_if_due(now)
 
     def _give_signs_of_life(self, now: float) -> None:
@@ -233,7 +235,6 @@ class Engine:
     # Messages.
 
     def _handle(self, peer: PeerID, message: Message, now: float) -> None:
-        head = self.head
         if isinstance(message, Head):
             self._on_head(peer, message, now)
         elif isinstance(message, Offer):
@@ -246,15 +247,16 @@ class Engine:
             self._outbox.send_all(peer, asked_for(message, self.chain, self.instance) or [self._own_head()], now)
         elif isinstance(message, Log):
             self._on_log(peer, message, now)
-        elif isinstance(message, Accepted) and message.record == head.hash and message.prev == head.prev:
+        elif isinstance(message, Accepted) and (message.record, message.prev) == (self.head.hash, self.head.prev):
             pass  # A vote for what the votes of others have decided; its sender says soon enough where it stands.
         elif self._is_current(peer, message.record.prev if isinstance(message, Propose) else message.prev, now):
             self._voting.receive(peer, message, now)
             self._progress(now)
 
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
-        head = self.head
-        self._stands(self.links[peer], message)
+        head, link = self.head, self.links[peer]
+        is_other = link.leaving != message.leaving
+        link.stands(message, self.config.pause_max)
         if message.head in self.chain:
             if message.head != head.hash:
                 self._tell(peer, message.head, now)
@@ -263,10 +265,11 @@ class Engine:
             message.tokens == head.tokens and (message.round > head.round or message.head < head.hash)
         ):
             self.catch_up.notice(peer, message.round, now)
+        if is_other:  # One fewer is waited for, or one more.
+            self._progress(now)
 
     def _on_log(self, peer: PeerID, message: Log, now: float) -> None:
-        flaw = self.catch_up.receive(peer, message, self.chain)
-        if flaw is not None:
+        if (flaw := self.catch_up.receive(peer, message, self.chain)) is not None:
             self._outbox.refuse(peer, flaw)
         self._progress(now)
 
@@ -328,8 +331,7 @@ class Engine:
 
     def _replay(self, now: float) -> bool:
         """R7, R9: the next record of a verified gap whose contributions are here, on this chain or on a better one."""
-        following = self._following.next(now)
-        if following is None:
+        if (following := self._following.next(now)) is None:
             return False
         entry, contributions = following
         self._append(entry.record, entry.certificate, contributions, now)
@@ -365,9 +367,8 @@ class Engine:
 
     @property
     def _ask_log_at(self) -> float | None:
-        if self.catch_up.behind_since is None:
-            return None
-        return self.catch_up.ask_at(self._patience, self._retry)
+        is_behind = self.catch_up.behind_since is not None
+        return self.catch_up.ask_at(self._patience, self._retry) if is_behind else None
 
     @property
     def _patience(self) -> float:

@@ -213,7 +213,11 @@ class Links:
     def _forget(self, peer: PeerID, state: _Peer, stream: ByteStream) -> None:
         state.streams.remove(stream)
         state.wake.set()
-        if not state.streams:
+        if state.streams:
+            # Both had dialled. What was on its way over the lost stream is lost, so that all is to be said again.
+            self._on_down(peer)
+            self._on_up(peer)
+        else:
             state.queue.clear()
             self._on_down(peer)
             if state.dialling or self._tasks is None:

@@ -172,8 +172,8 @@ class Node:
 
     def _close_spare_links(self) -> None:
         """Whom the log named links with everybody; when it does so no more, most of these links are of no use."""
-        if self._is_needed(self.engine.me):
-            return
+        if self._is_needed(self.engine.me) or self.engine.is_behind(anyio.current_time()):
+            return  # Who is behind does not know whom the newest records name.
         spare = sorted(set(self.links.known) - self._named(), key=lambda peer: sha256(_pair(self.engine.me, peer)))
         for peer in spare[2 * SPARE_LINKS :]:
             self.links.close(peer)
@@ -236,8 +236,7 @@ class Node:
 
     def snapshot_failed(self) -> None:
         """No donor had a snapshot that could be taken."""
-        self.engine.catch_up.snapshot_failed()
-        self._wake.set()
+        self._put(self.engine.snapshot_failed)
 
     def forget_before(self, number: int) -> None:
         """A snapshot that others can take stands in for the contributions of the rounds before `number`."""

@@ -93,6 +93,11 @@ class Link:
     head: Hash | None = None
     """Where it stands, as far as it has said."""
 
+    def stands(self, said: Head, pause_max: float) -> None:
+        """The peer said where it stands, and for how long it may say nothing, which is believed up to `pause_max`."""
+        self.leaving, self.head = said.leaving, said.head
+        self.their_pause = min(said.pause / 1000, pause_max)
+
 
 @final
 class Outbox:

@@ -235,10 +235,16 @@ class Owners:
             collector.clock.contributors |= self._likely()
         patience = start_patience(timing, self._config.timing)
         collector.clock.start_if_enough(now, collector, needed, alive, patience)
-        if self._outbox.leaving and len(collector.usable_owners()) >= needed:
+        if len(collector.usable_owners()) < needed:
+            return None
+        if self._outbox.leaving:
             return now
         starts = collector.clock.start_at(patience)
         return starts if starts is not None else collector.clock.close_at(collector, timing, self._config.timing, alive)
+
+    def look_again(self) -> None:
+        """Who lives has changed."""
+        self._due_for = None
 
     def _likely(self) -> frozenset[PeerID]:
         """Whose shares a new owner expects: of those linked with it, who stand where it stands or did a round ago."""

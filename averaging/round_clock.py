@@ -60,6 +60,7 @@ class RoundClock:
         if self.started is None and instance.base is not None:
             offered = len(instance.usable_owners())
             if offered < needed:
+                self.enough = None  # An offer may be replaced by one that is made from another state.
                 return
             self.enough = now if self.enough is None else self.enough
             if now >= self.enough + patience or _no_more_than(2 * offered, self.contributors, alive):

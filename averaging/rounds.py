@@ -83,6 +83,11 @@ class Rounds:
             self.timing = self.timing.committed(now - clock.began, decide)
         self.voting = self._begin(now, {**clock.freed, **dict.fromkeys(instance.offers, now)}, clock.came)
 
+    def look_again(self) -> None:
+        """Who lives has changed."""
+        if self.owners is not None:
+            self.owners.look_again()
+
     def back_to(self, number: int, now: float) -> list[Left]:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
         self._park()

@@ -149,7 +149,7 @@ class Voting:
         if not instance.may_propose_at_zero(self._me):
             return
         close_at = self.close_at(timing, now)
-        if close_at is not None and close_at <= now and len(instance.usable()) >= self._needed:
+        if close_at is not None and close_at <= now:
             self._propose(Ballot(0, self._me), self._fresh(0, now), False, now)
 
     def _carry_on(self, now: float) -> bool:
@@ -246,9 +246,11 @@ class Voting:
     def close_at(self, timing: Timing, now: float) -> float | None:
         """When this peer, if it may, should propose."""
         instance = self.instance
+        if len(instance.usable_owners()) < self._needed:
+            return None
         if self._outbox.leaving and self.clock.proposed is None and instance.base is not None:
             # A leaving lead waits for nobody: its last record lets the others go on without it.
-            return now if len(instance.usable()) >= self._needed else None
+            return now
         return self.clock.close_at(self.instance, timing, self._config, self._alive_at(now))
 
     def take_over_at(self, timing: Timing, now: float) -> float | None:

@@ -204,9 +204,8 @@ async def _restore(parts: Parts, config: MemberConfig) -> tuple[journal.Restored
 
 
 async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], None], rng: random.Random) -> None:
-    """After every change among the members: `meet` all of them, and a look for a twin."""
+    """At once and after every change among the members: `meet` all of them, and a look for a twin."""
     while True:
-        await membership.wait_changed()
         if membership.has_twin:
             raise TwinFound(
                 "another process takes part with this identity: stop one of the two, or give one a --folder of its own"
@@ -215,6 +214,7 @@ async def watch(membership: Membership, meet: Callable[[PeerID, MemberFact], Non
         # Everybody knows the same members, but not all are to choose the same ones.
         for peer in rng.sample(list(members), len(members)):
             meet(peer, members[peer])
+        await membership.wait_changed()
 
 
 async def look_around(membership: Membership) -> None:

@@ -23,6 +23,7 @@ PROTOCOL = "/link"
 def test_one_of_two_streams_may_break(breaks: int) -> None:
     """Two peers that dial each other at the same time have two; a frame goes to the newest that lives."""
     received: list[bytes] = []
+    heard: list[str] = []
     streams: list[ByteStream] = []
 
     async def read(stream: ByteStream) -> None:
@@ -41,8 +42,8 @@ def test_one_of_two_streams_may_break(breaks: int) -> None:
                 LinksConfig(frame_bytes_max=1000),
                 random.Random(0),
                 on_message=lambda peer, frame: None,
-                on_up=lambda peer: None,
-                on_down=lambda peer: None,
+                on_up=lambda peer: heard.append("up"),
+                on_down=lambda peer: heard.append("down"),
             )
             tasks.start_soon(links.run)
             await anyio.lowlevel.checkpoint()
@@ -53,6 +54,8 @@ def test_one_of_two_streams_may_break(breaks: int) -> None:
             await break_one(world)
             links.send(B, b"hello")
             await anyio.sleep(1)
+            # What was on its way over the other stream is lost, and nobody else could tell.
+            assert heard == ["up", "down", "up"]
             tasks.cancel_scope.cancel()
 
     async def break_one(world: World) -> None:

@@ -128,10 +128,11 @@ def test_who_is_silent_for_longer_than_it_announced_is_not_alive(announced: floa
     assert one._outbox.alive(PEERS[0], gone) == (gone <= bound)
 
 
-def test_nobody_is_believed_to_live_for_longer_than_the_limit_whatever_it_announces() -> None:
-    peer = Peer(ONE)
+@pytest.mark.parametrize(("parts", "longest"), [(0, CONFIG.heartbeat_seconds_max), (8, CONFIG.idle_seconds_max)])
+def test_nobody_is_believed_to_live_for_longer_than_the_limit_whatever_it_announces(parts: int, longest: float) -> None:
+    peer = Peer(ONE, parts=parts)
     peer.hear(TWO, replace(AGAIN, pause=PAUSE_MILLISECONDS_MAX), 1.0)
-    gone = CONFIG.idle_seconds_max + LATE_SECONDS
+    gone = longest + LATE_SECONDS
     assert peer.engine._outbox.alive(TWO.peer_id, 1.0 + gone)
     assert not peer.engine._outbox.alive(TWO.peer_id, 1.1 + gone)
 

@@ -191,6 +191,33 @@ restart_after = 0.22
 """
 
 
+ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT = """
+rounds = 1
+seed = 10563
+faults_end = 10.09
+
+[[faults]]
+kind = "partition"
+at = 2.59
+sides = [[2]]
+seconds = 5.27
+
+[[faults]]
+kind = "slow_link"
+at = 2.08
+peer = 0
+factor = 26.32
+seconds = 0.05
+
+[[faults]]
+kind = "lossy"
+at = 3.63
+seconds = 4.91
+dial_loss = 0.52
+breaks = 0.01
+"""
+
+
 A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND = """
 peers = 3
 rounds = 9
@@ -237,6 +264,7 @@ restart_after = 0.22
         FOUNDER_DIES_IN_ITS_FIRST_VOTE,
         ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE,
         WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD,
+        ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT,
         A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
     ],
 )

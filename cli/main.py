@@ -70,12 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = peer.main([each for each in given if each != DEBUG], prog_name="peer", standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except click.Abort:
         return complain("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click makes an exit of it, and of nothing else here.
         sys.stdout = None  # Who read our output has gone, as in `peer status | head`: nothing to complain about.
         return ExitCode.OK
     except (Exception, KeyboardInterrupt) as error:

@@ -136,6 +136,7 @@ def simulate_seeds(ctx: click.Context, seed: int, count: int, json_file: Path | 
         "faults": dict(sorted(figures.faults.items())),
         "crashes": figures.crashes,
         "recoveries": figures.recoveries,
+        "forced_records": figures.recovery_records,
         "seconds": figures.seconds,
         "failures": {result.seed: result.failure for result in figures.failures},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import hashlib
 import importlib.resources
 import logging
@@ -34,6 +35,8 @@ class DaemonConfig:
     dial_seconds_max: float = 10.0
     start_seconds_max: float = 20.0
     """One attempt to start."""
+    port_seconds_max: float = 1.0
+    """At each attempt: for whoever listens on the port to let go, such as the daemon of a peer that was just killed."""
     start_attempts_max: int = 4
     backoff_seconds: float = 0.5
     """After a failed start; doubles each time, up to `backoff_seconds_max`."""
@@ -71,7 +74,7 @@ class StartFailure(enum.Enum):
 
 
 _HINTS = {
-    StartFailure.PORT_TAKEN: "another program listens on this port: choose another one, or 0 for any",
+    StartFailure.PORT_TAKEN: "another program or peer listens on this port: choose another one, or 0 for any",
     StartFailure.BINARY_MISSING: "hivemind's p2pd is missing or not made for this machine: install hivemind again",
     StartFailure.BOOTSTRAP_UNREACHABLE: "no initial peer answers: check their addresses and this machine's connection",
     StartFailure.BAD_IDENTITY: "the daemon cannot read the key file: restore it from a backup or move it away",
@@ -136,6 +139,7 @@ async def start_daemon(
     tasks: TaskGroup, identity_path: Path, listen: str, initial_peers: Sequence[str], config: DaemonConfig
 ) -> Daemon:
     """One attempt; the daemon's output is read by `tasks`. Raises `NetworkStartError`."""
+    await _wait_port(listen, config.port_seconds_max)
     control = socket_path(identity_path, "control")
     try:
         command = [str(_find_binary()), *_arguments(control, identity_path, listen, initial_peers, config)]
@@ -185,6 +189,27 @@ def choose_port(listen: str) -> str:
         except OSError as error:
             raise NetworkStartError(StartFailure.BAD_ADDRESS, f"{listen}: {error}") from error
         return f"{listen[:-1]}{probe.getsockname()[1]}"
+
+
+async def _wait_port(listen: str, seconds_max: float) -> None:
+    """Until nobody listens on the port. The daemon would share it with another one, and get half of its peers' dials."""
+    with anyio.move_on_after(seconds_max):
+        while _is_taken(listen):  # noqa: ASYNC110
+            await anyio.sleep(0.1)
+    if _is_taken(listen):
+        raise NetworkStartError(StartFailure.PORT_TAKEN, listen)
+
+
+def _is_taken(listen: str) -> bool:
+    _, kind, host, _, port, *_ = listen.split("/")
+    with socket.socket(socket.AF_INET6 if kind == "ip6" else socket.AF_INET) as probe:
+        # Connections that have just ended do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def is_loopback(address: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -45,7 +46,8 @@ class Console:
         self._clock = clock
         self._shared = shared
         self._spoke_at = -LINE_SECONDS_MIN
-        self._first_round: int | None = None
+        self._dense = 0.0
+        """What the rounds of which this peer was a member would have sent."""
         self._validation = ""
 
     def show(self, report: Report) -> None:
@@ -65,22 +67,20 @@ class Console:
             say(f"left after round {report.round}; {report.tokens_processed:,} tokens trained here")
 
     def _show_round(self, report: RoundDone) -> None:
-        if self._first_round is None:
-            self._first_round = report.round
+        self._dense += dense_bytes(self._parameters, self._inner_steps, len(report.members)) if report.mine else 0.0
         now = self._clock()
         if now - self._spoke_at < LINE_SECONDS_MIN:
             return
         self._spoke_at = now
-        rounds = report.round - self._first_round + 1
+        trained = "" if math.isnan(report.train_loss) else f", loss {report.train_loss:.3f}"
         say(
             f"round {report.round}: {len(report.members)} peers{'' if report.mine else ' (not this one)'}"
-            f", loss {report.train_loss:.3f}{self._validation}{self._traffic(len(report.members), rounds)}"
+            f"{trained}{self._validation}{self._traffic()}"
             f", {self._shared} {report.fingerprint.hex()[:8]}"
         )
 
-    def _traffic(self, peers: int, rounds: int) -> str:
+    def _traffic(self) -> str:
         sent = self._sent().total
-        dense = dense_bytes(self._parameters, self._inner_steps, peers) * rounds
-        if not sent or not dense:
+        if not sent or not self._dense:
             return ""
-        return f", sent {sent / 1e6:.2f} MB ({dense / sent:.0f} times less than dense)"
+        return f", sent {sent / 1e6:.2f} MB ({self._dense / sent:.0f} times less than dense)"

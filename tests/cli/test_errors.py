@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -121,6 +124,17 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(peer.commands, "fail", failing(BrokenPipeError()))
     monkeypatch.setattr("sys.stdout", None)
     assert main(["fail"]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["identity", "--help"]])
+def test_a_closed_pipe_ends_a_real_process_quietly(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        ended = subprocess.run(
+            [sys.executable, "-m", "cli", *arguments], stdout=nobody, stderr=subprocess.PIPE, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (ExitCode.OK, b"")
 
 
 def test_the_root_group_keeps_its_order() -> None:

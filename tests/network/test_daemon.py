@@ -276,6 +276,20 @@ def test_a_failure_to_start_is_named(
     run(program)
 
 
+def test_a_port_is_not_shared_with_another_peer(tmp_path: Path) -> None:
+    load_or_create(tmp_path / "b")
+
+    async def program() -> None:
+        async with open_peer(tmp_path / "a") as a:
+            port = (await a.addresses())[0].split("/")[4]
+            with pytest.raises(NetworkStartError) as caught:
+                async with open_network(tmp_path / "b", f"/ip4/127.0.0.1/tcp/{port}", config=CONFIG):
+                    pass
+            assert caught.value.cause is StartFailure.PORT_TAKEN
+
+    run(program)
+
+
 def test_a_damaged_key_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"no key")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -109,3 +110,22 @@ def test_the_last_word_and_notes_are_said_as_they_are(capsys: pytest.CaptureFixt
         "waiting for voters",
         "left after round 7; 12,345 tokens trained here",
     ]
+
+
+def test_traffic_is_compared_with_the_rounds_that_this_peer_was_in(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    shown = console(clock=clock, sent=8_000_000)
+    for number, mine in ((32, False), (33, False), (66, True), (67, True)):
+        clock.now += 3.0
+        shown.show(round_done(number, mine))
+    lines = capsys.readouterr().out.splitlines()
+    assert "dense" not in lines[0] and "dense" not in lines[1]
+    # Two peers send 2 * 1/2 * 4 B * 1,000,000 parameters * 2 steps in a dense round.
+    assert "8.00 MB (1 times less than dense)" in lines[2]
+    assert "8.00 MB (2 times less than dense)" in lines[3]
+
+
+def test_who_has_not_trained_yet_tells_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = console()
+    shown.show(replace(round_done(32, mine=False), train_loss=math.nan))
+    assert "loss" not in capsys.readouterr().out

@@ -192,7 +192,7 @@ def choose_port(listen: str) -> str:
 
 
 async def _wait_port(listen: str, seconds_max: float) -> None:
-    """Until nobody listens on the port. The daemon would share it with another one, and get half of its peers' dials."""
+    """Until nobody listens on the port: the daemon would share it with another one, and get half of the dials to it."""
     with anyio.move_on_after(seconds_max):
         while _is_taken(listen):  # noqa: ASYNC110
             await anyio.sleep(0.1)

@@ -105,7 +105,12 @@ class Scenario:
     @staticmethod
     def from_text(written: str) -> Scenario:
         """Raises `ValueError` that names the field."""
-        return text.parse(Scenario, written)
+        scenario = text.parse(Scenario, written)
+        for index, fault in enumerate(scenario.faults):
+            if not isinstance(fault.at, When) and fault.at > scenario.faults_end:
+                ends = f"faults_end = {scenario.faults_end:g}, when all faults stop"
+                raise ValueError(f"faults[{index}].at: {fault.at:g} is later than {ends}")
+        return scenario
 
 
 # Chance.

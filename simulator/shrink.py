@@ -63,7 +63,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.rounds > 1:
         yield replace(scenario, rounds=scenario.rounds // 2)
     if scenario.faults_end > 1:
-        yield replace(scenario, faults_end=round(scenario.faults_end / 2, 2))
+        ends = round(scenario.faults_end / 2, 2)
+        before = [fault for fault in scenario.faults if isinstance(fault.at, When) or fault.at <= ends]
+        yield replace(scenario, faults_end=ends, faults=tuple(before))
     for field in dataclasses.fields(scenario):
         default: Any = field.default
         is_of_the_world = field.name not in ("peers", "rounds", "seed", "faults", "faults_end")

@@ -52,6 +52,7 @@ def test_triggers_and_sides_are_written_as_tables_and_lists() -> None:
         ('[[faults]]\nkind = "crash"\nat = 1\npeer = 0\nshare = 1', r"faults\[0\].share: unknown; there are at"),
         ('[[faults]]\nkind = "crash"\nat = "now"\npeer = 0', r"faults\[0\].at: 'now' is not a number"),
         ('[[faults]]\nkind = "crash"\nat = -1\npeer = 0', r"faults\[0\].at: -1.0 is not in"),
+        ('[[faults]]\nkind = "crash"\nat = 31\npeer = 0', r"faults\[0\].at: 31 is later than faults_end = 30"),
         ('[[faults]]\nkind = "crash"\nat = {}\npeer = 0', r"faults\[0\].at.phase: missing"),
         ('[[faults]]\nkind = "crash"\nat = { phase = "slept" }\npeer = 0', r"faults\[0\].at.phase: 'slept' is none of"),
         ('[[faults]]\nkind = "partition"\nat = 1\nseconds = 1\nsides = [[0], [0]]', r"faults\[0\].sides: names nobody"),

@@ -78,7 +78,7 @@ def test_crashes_lose_no_agreement(seed: int) -> None:
 
 
 def test_regular_kills_of_random_peers() -> None:
-    outcome = run(SwarmConfig(peers=4, rounds=40, seed=3, kill_every_seconds=4))
+    outcome = run(SwarmConfig(peers=4, rounds=80, seed=3, kill_every_seconds=4))
     assert outcome.restarts > 5
 
 

@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="*", help="owners alone, with so many peers")
     parser.add_argument("--parts", type=int, help="with --peers: instead of one for every 8 peers; 0 for all to all")
     parser.add_argument("--rounds", type=int, help="instead of what each size gets")
+    parser.add_argument("--train-seconds", type=float, default=TRAIN_SECONDS, help="virtual, before each offer; about")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     before = circumstances()
@@ -232,7 +233,7 @@ def main() -> None:
     results = []
     for peers, parts in plan:
         rounds = options.rounds or (6 if options.quick else ROUNDS.get(peers, 6))
-        results.append(measure(peers, parts, rounds))
+        results.append(measure(peers, parts, rounds, options.train_seconds))
         print(line(results[-1]), flush=True)
         gc.collect()
     write_json(options.json, {str((m.peers, m.parts)): [m.up, m.up_max, m.down, m.down_max] for m in results}, before)

@@ -66,15 +66,17 @@ class Checks:
 
     # Reports.
 
+    def begins(self, number: int) -> None:
+        """A life of this peer: it counts its tokens from zero again."""
+        self._life_tokens[number] = 0
+
     def observe(self, number: int, peer: PeerID, report: Report, record: Record) -> None:
         """`record` is the newest that is applied at the peer; raises `Disagreement` and `BooksWrong`."""
         self.note(f"{number} {report!r}")
         if isinstance(report, RoundDone):
             self._on_round(number, report, record)
         elif isinstance(report, Trained):
-            before = self._life_tokens.get(number, 0)
-            # A restarted peer counts from zero again.
-            self.processed[peer] += report.tokens_processed - (before if report.tokens_processed > before else 0)
+            self.processed[peer] += report.tokens_processed - self._life_tokens.get(number, 0)
             self._life_tokens[number] = report.tokens_processed
         elif isinstance(report, Validated):
             self.validation[report.round] = report.loss

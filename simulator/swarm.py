@@ -161,6 +161,7 @@ class Swarm:
             directory = SimulatedDirectory(self.facts, rng)
             with anyio.CancelScope() as scope:
                 self.lives[number] = scope, directory
+                self.checker.begins(number)
                 async with anyio.create_task_group() as tasks:
                     await self._one_life(number, directory, rng)
                     if number not in self._away:

@@ -218,6 +218,25 @@ breaks = 0.01
 """
 
 
+A_SECOND_LIFE_REPORTS_MORE_THAN_THE_FIRST_ONE_EVER_DID = """
+rounds = 1
+seed = 30902
+faults_end = 6.06
+learner = "streaming"
+
+[[faults]]
+kind = "leave"
+at = 3.73
+peer = 2
+restart_after = 1.87
+
+[[faults]]
+kind = "late"
+at = 3.62
+peer = 2
+"""
+
+
 A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND = """
 peers = 3
 rounds = 9
@@ -265,6 +284,7 @@ restart_after = 0.22
         ALL_DIE_WITH_THE_HEAD_SAVED_BY_ONE,
         WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD,
         ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT,
+        A_SECOND_LIFE_REPORTS_MORE_THAN_THE_FIRST_ONE_EVER_DID,
         A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
     ],
 )

@@ -137,8 +137,7 @@ class Engine:
         self.offering.disconnected(peer)
         self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
-        self._voting.clock.freed.pop(peer, None)
-        self._voting.clock.came.pop(peer, None)
+        self._voting.clock.forget(peer)
         self.rounds.look_again()
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:

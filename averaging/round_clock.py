@@ -51,6 +51,11 @@ class RoundClock:
     is_patient: bool = False
     """Each who is missing speaks for many: all that live are waited for, and not called late so soon."""
 
+    def forget(self, peer: PeerID) -> None:
+        """The link to `peer` is gone: when it trains anew is no longer known."""
+        self.freed.pop(peer, None)
+        self.came.pop(peer, None)
+
     def start_if_enough(
         self, now: float, instance: Offers, needed: int, alive: Alive, patience: float = math.inf
     ) -> None:

@@ -63,6 +63,8 @@ class OwnersVectorLearner(CheckedLearner, SharingLearner):
         """None as long as something may have been given up since the last look."""
         self._is_whole = True
         """Whether this process began with nothing, and never had to give anything up."""
+        self._reduced: dict[bytes, dict[str, Tensor]] = {}
+        """As an owner: the packets that this process made of everybody's, and of what."""
 
     @property
     def num_parts(self) -> int:
@@ -88,6 +90,7 @@ class OwnersVectorLearner(CheckedLearner, SharingLearner):
         said = [self._said(share) for share in reduction.shares]
         payload = inner.reduce(reduction)
         made = {part: inner._merging[part][1] for part in parse_parts(payload)}
+        self._reduced |= {packet: made[part] for part, packet in parse_parts(payload).items()}
         kept = _sum([joined(inner._kept[part]) for part in made if part in inner._kept])
         mean = torch.stack([vector for _, _, vector in said]).mean(0)
         wanted = _sum([joined(tensors) for tensors in made.values()])
@@ -112,7 +115,7 @@ class OwnersVectorLearner(CheckedLearner, SharingLearner):
 
     def _on_apply(self, contributions: Sequence[Contribution], apply: Callable[[], None]) -> None:
         before, anchor = self.fingerprint(), joined(self.inner.state.anchor)
-        merging = {part: made[1] for part, made in self.inner._merging.items()}
+        kept = {part: joined(tensors) for part, tensors in self.inner._kept.items()}
         apply()
         if not contributions:
             return
@@ -120,8 +123,7 @@ class OwnersVectorLearner(CheckedLearner, SharingLearner):
         foreign = [vector for owner, life, vector in merged if owner == self.me and life != self._life]
         if self._lost is not None:  # What an earlier process took with it was heard after all.
             self._lost = self._lost - _sum(foreign)
-        for part in merging.keys() - self.inner._merging.keys():
-            self._check_kept(part, merging[part], contributions)
+        self._check_kept(kept, contributions)
         history = self._books.vectors.history
         if history.known(before, contributions) is None:
             said: dict[PeerID, Tensor] = defaultdict(_zeros)
@@ -143,13 +145,20 @@ class OwnersVectorLearner(CheckedLearner, SharingLearner):
         expected = before - METHOD.outer.lr * moved
         self._check("the anchor", joined(self.inner.state.anchor) - expected, expected)
 
-    def _check_kept(self, part: int, wanted: Mapping[str, Tensor], contributions: Sequence[Contribution]) -> None:
-        """An own packet was committed: what it left out of all that was to be said is kept."""
-        packets = [parse_parts(c.payload).get(part) for c in contributions if c.owner == self.me]
-        like = self.inner.parts.part(part, self.inner.state.anchor)
-        heard = _sum([joined(method.decode(p, like, self._rules.compressor)) for p in packets if p is not None])
-        kept = joined(self.inner._kept.get(part, {}))
-        self._check(f"what {self.me} keeps of part {part}", joined(wanted) - heard - kept, joined(wanted))
+    def _check_kept(self, before: Mapping[int, Tensor], contributions: Sequence[Contribution]) -> None:
+        """What a committed packet of this process left out of all that was to be said is kept; no other changes that,
+        one of its earlier lives no more than another owner's.
+        """
+        own = [parse_parts(c.payload) for c in contributions if c.owner == self.me]
+        committed = {part: packet for packets in own for part, packet in packets.items() if packet in self._reduced}
+        for part in range(self.num_parts):
+            expected = before.get(part, _zeros())
+            if part in committed:
+                wanted, like = self._reduced[committed[part]], self.inner.parts.part(part, self.inner.state.anchor)
+                said = method.decode(committed[part], like, self._rules.compressor)
+                expected = joined(wanted) - joined(said)
+            kept = joined(self.inner._kept.get(part, {}))
+            self._check(f"what {self.me} keeps of part {part}", expected - kept, expected)
 
     def move(self, left: Sequence[bytes], joined: Sequence[bytes] | None) -> None:
         self._give_up()

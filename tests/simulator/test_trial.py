@@ -237,6 +237,28 @@ peer = 2
 """
 
 
+AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED = """
+peers = 5
+rounds = 1
+seed = 24989
+faults_end = 11.38
+learner = "owners"
+train_seconds = 2.0
+
+[[faults]]
+kind = "torn"
+at = { phase = "offered", after = 0.07 }
+peer = 1
+restart_after = 2.83
+
+[[faults]]
+kind = "torn"
+at = 0.09
+peer = 4
+restart_after = 2.98
+"""
+
+
 A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND = """
 peers = 3
 rounds = 9
@@ -285,6 +307,7 @@ restart_after = 0.22
         WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD,
         ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT,
         A_SECOND_LIFE_REPORTS_MORE_THAN_THE_FIRST_ONE_EVER_DID,
+        AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED,
         A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
     ],
 )

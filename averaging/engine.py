@@ -52,7 +52,7 @@ class Engine:
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
         self._outbox = Outbox(self.me, config.timing.silence_seconds)
         self._pulse = Pulse(self._outbox, config.timing)
-        self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now)
+        self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now, restored.chain)
         self._fetcher = Fetcher()
         self._told: dict[PeerID, Hash] = {}
         self.rounds = Rounds(signer, config, restored, self._outbox, self._fetch, now)
@@ -90,7 +90,7 @@ class Engine:
         if self.is_following(now):
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
         voting = self._voting
-        if voting.lacks_quorum(now) and voting.clock.started is not None:
+        if self.recovery.lacks_quorum(self.head, now) and voting.clock.started is not None:
             plan = self.recovery.situation(self.head, voting.clock, self.rounds.timing, now)
             return f"{about}: {voting.situation(now)}; {plan}"
         return f"{about}: {voting.situation(now)}"

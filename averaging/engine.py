@@ -114,6 +114,7 @@ class Engine:
         times = [
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
+            self.recovery.look_again_at(self._voting.clock),
             self._reduce_at(now),
             self._fetcher.next_due(self._retry) if self._fetcher else None,
             self._ask_log_at if self.links else None,
@@ -208,7 +209,7 @@ class Engine:
         """Does what time alone demands."""
         if self._pulse.next_at <= now:
             self._give_signs_of_life(now)
-        self.recovery.awake(now, self._pulse.next_at)
+        self.recovery.awake(now, self._pulse.next_at, self._voting.clock)
         ask_at = self._ask_log_at
         if ask_at is not None and ask_at <= now:
             self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)

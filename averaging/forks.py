@@ -46,17 +46,29 @@ class Recovery:
         self._share_min = share_min
         self._chain = chain
         self._awake_since = now
-        self._expected = now
+        self._expected = self._looked = now
         self._caution = 0
         self._caution_round = 0
 
-    def awake(self, now: float, next_at: float) -> None:
-        """Called at `next_at` at the latest, again and again: if much later, this process slept, and heard nobody for
-        that reason.
+    def awake(self, now: float, next_at: float, clock: RoundClock) -> None:
+        """Called at `next_at` and at `look_again_at` at the latest, again and again: if much later, this process slept,
+        and heard nobody for that reason.
         """
-        if now - self._expected > self._config.silence_seconds - self._config.heartbeat_seconds:
+        again = self.look_again_at(clock)
+        expected = self._expected if again is None else min(self._expected, again)
+        if now - expected > self._pause:
             self._awake_since = now
-        self._expected = next_at
+        self._expected, self._looked = next_at, now
+
+    def look_again_at(self, clock: RoundClock) -> float | None:
+        """Nothing may have to be said for a minute; but who never looks cannot tell a silence of others from a sleep of
+        its own, once a round can be stalled.
+        """
+        return None if clock.started is None else max(clock.started, self._looked) + self._pause
+
+    @property
+    def _pause(self) -> float:
+        return self._config.silence_seconds - self._config.heartbeat_seconds
 
     def healed(self, number: int) -> None:
         """This peer gave up its chain for a better one in round `number`: the next time it waits longer."""

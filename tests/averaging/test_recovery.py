@@ -48,8 +48,12 @@ def watch(
     return Recovery(me, outbox, CONFIG, share_min, now, chain)
 
 
+def clock_of(started: float | None) -> RoundClock:
+    return RoundClock(0.0, frozenset(), started=started)
+
+
 def due(recovery: Recovery, head: Record = HEAD, started: float | None = STARTED, now: float = 0.0) -> float | None:
-    return recovery.due_at(head, RoundClock(0.0, frozenset(), started=started), TIMING, now)
+    return recovery.due_at(head, clock_of(started), TIMING, now)
 
 
 def wait_of(recovery: Recovery, head: Record = HEAD) -> float:
@@ -220,18 +224,32 @@ def test_another_head_gives_another_order() -> None:
 
 
 def test_who_slept_waits_anew() -> None:
-    recovery = watch(FOLLOWERS[:2])
+    recovery, training = watch(FOLLOWERS[:2]), clock_of(None)
     before = due(recovery)
-    for second in range(100):
-        recovery.awake(float(second), second + 1.0)
-    assert due(recovery) == before, "no gap: the clock ran on"
-    recovery.awake(101.0, 4000.0)
-    recovery.awake(4002.0, 4003.0)
+    assert before is not None
+    recovery.awake(0.0, 4000.0, training)
+    recovery.awake(4002.0, 8000.0, training)
     assert due(recovery) == before, "there was nothing to do, and that was known"
-    recovery.awake(5000.0, 5001.0)
+    recovery.awake(9000.0, 9000.0, training)
     after = due(recovery)
-    assert before is not None and after is not None
-    assert after - before == pytest.approx(5000.0 - STARTED)
+    assert after is not None and after - before == pytest.approx(9000.0 - STARTED)
+
+
+def test_a_sleep_is_noticed_though_nothing_had_to_be_said() -> None:
+    recovery, stalled = watch(FOLLOWERS[:2]), clock_of(STARTED)
+    before, now = due(recovery), 0.0
+    assert before is not None
+    recovery.awake(now, 4000.0, stalled)
+    for _ in range(10):
+        again = recovery.look_again_at(stalled)
+        assert again is not None and max(now, STARTED) < again < before
+        now = again
+        recovery.awake(now, 4000.0, stalled)
+    assert due(recovery) == before, "no gap: the clock ran on"
+    now = before + 1
+    recovery.awake(now, 4000.0, stalled)
+    after = due(recovery)
+    assert after is not None and after - before == pytest.approx(now - STARTED)
 
 
 def test_who_has_just_come_back_is_heard_out_first() -> None:

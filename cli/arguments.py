@@ -88,7 +88,7 @@ class ExistingPath(click.ParamType[Path]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(value)
         if not path.exists():
-            named = f"{param.opts[0]} {value}" if param else value
+            named = f"{param.opts[0]} {value}" if isinstance(param, click.Option) else value
             raise NotFound(f"{named}: there is no such file or folder (relative to {Path.cwd()})", ctx)
         return path
 

@@ -12,6 +12,7 @@ from cli.arguments import STDOUT, Command, Finite, OutputFile, Setting, data_opt
 from cli.exit_codes import ExitCode
 from cli.simulate import MODELS, PRESETS, write_json
 from peer.errors import TrainingFailed
+from peer.lines import counted
 from simulator.compare import ALONE, SEEDS_MAX, TOKENS_MAX, CompareOptions, Result, csv_text, loss_of, rows_of, table
 from simulator.options import PEERS_MAX
 from simulator.options import Setting as SettingValue
@@ -193,8 +194,10 @@ def by_preset(settings: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, S
 
 def compared(options: CompareOptions) -> list[Result]:
     # Only now: what this imports takes seconds.
-    from simulator.compare_runs import compare
+    from simulator.compare_runs import compare, rounding_of
 
+    for sentence in rounding_of(options):
+        click.echo(sentence, err=True)
     return compare(options, tell)
 
 
@@ -210,8 +213,9 @@ def described(options: CompareOptions, rows: Sequence[Row]) -> str:
     failed = [f"{row.preset}, {failure}" for row in rows for failure in row.failures]
     return "\n".join(
         (
-            f"{options.model}, {options.peers} peers, {options.tokens:,} tokens, {options.seeds} seeds from "
-            f"{options.seed}; {rate}, {options.latency_ms:g} ms, {options.step_seconds:g} s a step",
+            f"{options.model}, {counted(options.peers, 'peer')}, {options.tokens:,} tokens, "
+            f"{counted(options.seeds, 'seed')} from {options.seed}; {rate}, "
+            f"{options.latency_ms:g} ms, {options.step_seconds:g} s a step",
             table(rows),
             *failed,
         )

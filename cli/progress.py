@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from peer.lines import counted
+
 if TYPE_CHECKING:
     from simulator.progress import Progress
 
@@ -43,15 +45,19 @@ def shown() -> Iterator[Show]:
 def line(progress: Progress) -> str:
     """The state in one line."""
     if not progress.round:
-        return f"{progress.seconds:4.0f} s  starting {progress.peers_wanted} peers ..."
-    loss = progress.loss if progress.loss == progress.loss else progress.train_loss
+        return f"{progress.seconds:4.0f} s  starting {counted(progress.peers_wanted, 'peer')} ..."
+    loss = f"loss {progress.train_loss:.3f} in training"
+    if progress.loss == progress.loss:
+        loss = f"loss {progress.loss:.3f}"
+        if progress.loss_round < progress.round:
+            loss += f" after round {progress.loss_round}"
     sent = ""
     if progress.bytes_sent:
         times = progress.dense_bytes / progress.bytes_sent
         sent = f"  {progress.bytes_sent / 1000:,.1f} kB a peer and round, {times:,.0f} times less than dense"
-    restarts = f"  {progress.restarts} restarts" if progress.restarts else ""
+    restarts = f"  {counted(progress.restarts, 'restart')}" if progress.restarts else ""
     return (
         f"{progress.seconds:4.0f} s  round {progress.round}/{progress.rounds_goal}"
-        f"  {progress.peers} peers ({progress.members} in it)  loss {loss:.3f}"
+        f"  {counted(progress.peers, 'peer')} ({progress.members} in it)  {loss}"
         f"{sent}  anchor {progress.fingerprint[:8]}{restarts}"
     )

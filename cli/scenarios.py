@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peer.errors import TrainingFailed
+from peer.lines import counted
 
 if TYPE_CHECKING:
     from simulator.sweep import Figures
@@ -43,7 +44,8 @@ def described(verdict: Verdict) -> str:
     processed, merged = outcome.tokens_processed, outcome.tokens_merged
     return "\n".join(
         (
-            f"{outcome.rounds_committed} rounds committed by {scenario.peers} peers in {outcome.seconds:.1f} virtual "
+            f"{counted(outcome.rounds_committed, 'round')} committed by {counted(scenario.peers, 'peer')} "
+            f"in {outcome.seconds:.1f} virtual "
             f"seconds ({verdict.seconds:.1f} real ones), seed {scenario.seed}, trace {outcome.trace[:16]}",
             f"faults   {faults}",
             f"lives    {outcome.restarts} ended early, after {outcome.recoveries} of these the peer committed again",

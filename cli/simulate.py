@@ -10,6 +10,7 @@ import click
 from cli import scenarios
 from cli.arguments import STDOUT, Command, ExistingPath, Finite, OutputFile, Setting, data_option
 from peer.errors import TrainingFailed
+from peer.lines import counted
 from simulator.options import PEERS_MAX, SimulateOptions, Summary
 
 # Written out, for their own modules import torch, which takes seconds; a test holds them equal.
@@ -186,7 +187,8 @@ def described(summary: Summary) -> str:
         same = f"one replica a peer, at most {summary.replicas_apart:.2%} of their norm apart"
     return "\n".join(
         (
-            f"{summary.rounds_committed} rounds committed by {summary.peers} peers in {summary.seconds:.1f} s "
+            f"{counted(summary.rounds_committed, 'round')} committed by {counted(summary.peers, 'peer')} "
+            f"in {summary.seconds:.1f} s "
             f"({summary.preset}, {summary.model} with {summary.parameters:,} parameters, seed {summary.seed})",
             f"loss     {summary.loss_first:.3f} at first, {summary.loss_last:.3f} at last",
             f"model    {same}",

@@ -16,6 +16,7 @@ import click
 from cli.arguments import Command, initial_peers_option
 from cli.exit_codes import ExitCode
 from peer.errors import NetworkFailed
+from peer.lines import counted
 
 ROOT = Path(__file__).resolve().parent.parent
 OBSERVER_SECONDS_MAX = 120.0
@@ -131,7 +132,3 @@ def number(value: int | None) -> str:
 
 def loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

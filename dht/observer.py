@@ -27,6 +27,7 @@ from libp2p import create_yamux_muxer_option, new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.network.config import RetryConfig
+from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
@@ -100,16 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # py-libp2p runs on trio only.
     config = ObserverConfig(dial_seconds_max=options.dial_seconds)
     answers = anyio.run(observe, targets, options.run, config, time.time, backend="trio")
-    for peer, reason in sorted(answers.failed.items()):
-        print(f"observer: {peer}: {reason}", file=sys.stderr)
+    for _, reason in sorted(answers.failed.items()):
+        print(f"peer: {reason}", file=sys.stderr)
     if not answers.asked:
-        print("observer: none of the initial peers could be asked", file=sys.stderr)
+        print("peer: no peer answers; is one of them running, and can it be reached from here?", file=sys.stderr)
         return NOBODY_REACHABLE
     runs = found_runs(answers.records.get(runs_key(), {}), time.time())
     chosen = chosen_runs(runs, options.run)
     if not chosen:
         names = ", ".join(run.fact.name for run in runs) or "none"
-        print(f"observer: no such run; those that are announced: {names}", file=sys.stderr)
+        print(f"peer: there is no such run; those that are announced: {names}", file=sys.stderr)
         return NO_RUN
     print(json.dumps(described(chosen[0], runs, answers, time.time())))
     return OK
@@ -301,6 +302,8 @@ def _reason(error: BaseException) -> str:
         error = inner[0]
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, SwarmException):
+        return "nobody answers there under that name"
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 

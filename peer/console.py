@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from peer.build import dense_bytes
-from peer.lines import emit, say
+from peer.lines import counted, emit, say
 from peer.reports import Left, Note, Report, RoundDone, Validated, as_json
 
 LINE_SECONDS_MIN = 2.0
@@ -74,7 +74,7 @@ class Console:
         self._spoke_at = now
         trained = "" if math.isnan(report.train_loss) else f", loss {report.train_loss:.3f}"
         say(
-            f"round {report.round}: {len(report.members)} peers{'' if report.mine else ' (not this one)'}"
+            f"round {report.round}: {counted(len(report.members), 'peer')}{'' if report.mine else ' (not this one)'}"
             f"{trained}{self._validation}{self._traffic()}"
             f", {self._shared} {report.fingerprint.hex()[:8]}"
         )

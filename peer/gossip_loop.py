@@ -191,16 +191,18 @@ class GossipLoop:
 
     async def _begin(self) -> None:
         """Waits for the founders, or takes a replica where others are already further."""
-        begun, told = anyio.current_time(), False
+        begun, told = anyio.current_time(), 0
         alone = LOOK_SECONDS if self._is_founder else FOUND_SECONDS
         while self._is_new and not self._leaving:
             waited, others = anyio.current_time() - begun, len(self._members.names())
             has_heard = others > 0 or waited >= alone
             if has_heard and (others + 1 >= self._gossip.start_peers or self._members.median_round() > 0):
                 break
-            if waited > FOUND_SECONDS and not told:
-                told = True
-                self._report(Note(f"waiting for {self._gossip.start_peers} peers to begin with; {others + 1} are here"))
+            if waited >= told * self._config.waiting_note_seconds and others + 1 < self._gossip.start_peers:
+                told += 1
+                wanted, here = self._gossip.start_peers, others + 1
+                are = "is" if here == 1 else "are"
+                self._report(Note(f"waiting for {wanted} peers to begin with; {here} {are} here"))
             self._members.look()
             await self._members.wait_changed(1.0)
         if self._is_new and await self._take_replica():

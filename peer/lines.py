@@ -19,3 +19,8 @@ def say_or_emit(as_json: bool, text: str) -> None:
         emit({"event": "Note", "text": text})
     else:
         say(text)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 peer`, `2 peers`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -31,7 +31,7 @@ from peer.gossip_member import GossipMember, run_gossip_member
 from peer.lines import emit, say_or_emit
 from peer.loop import LoopConfig
 from peer.member import Member, MemberConfig, Parts, run_member
-from peer.options import IDENTITY_FILE, PeerOptions
+from peer.options import IDENTITY_FILE, PeerOptions, check_address
 from peer.spec import RunSpec, load_spec, spec_of
 from peer.worker import ThreadWorker
 from peer.world import World, open_world, peer_of, print_join_line, run_to_the_end, watch_signals
@@ -61,11 +61,12 @@ class _Peer:
         self._options = options
         self._identity = load_or_create(options.folder / IDENTITY_FILE)
         self._member: Member | GossipMember | None = None
+        self._remembered = remembered_peers(options.folder)
         self._interrupted = False
 
     async def run(self) -> None:
         options = self._options
-        entries = options.initial_peers or remembered_peers(options.folder)
+        entries = options.initial_peers or self._remembered
         if options.spec_file is None and not entries:
             raise ValueError(
                 "no peer of the swarm is known yet: name one with --initial-peers (a running peer prints the line)"
@@ -159,7 +160,7 @@ class _Peer:
 
         def started(member: Member | GossipMember) -> None:
             self._member = member
-            for address in remembered_peers(options.folder):
+            for address in self._remembered:
                 network.introduce(peer_of(address), [address])
                 member.know(peer_of(address))
             tasks.start_soon(meter.keep_sampling)
@@ -243,6 +244,12 @@ def remembered_peers(folder: Path) -> tuple[str, ...]:
     """Addresses of peers met before, one each; empty if there are none."""
     try:
         peers = json.loads((folder / PEERS_FILE).read_text())
-        return tuple(str(addresses[0]) for addresses in peers if addresses)
-    except (OSError, ValueError, TypeError, KeyError):
+        found = tuple(str(addresses[0]) for addresses in peers if addresses)
+        for address in found:
+            check_address(address)
+        return found
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("%s cannot be used, so nobody met before is known: %s", folder / PEERS_FILE, error)
         return ()

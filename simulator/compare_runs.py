@@ -63,7 +63,26 @@ def jobs_of(options: CompareOptions) -> list[Job]:
 
 def rounds_of(tokens: int, method: Method, peers: int, context: int) -> int:
     """As many as come nearest to so many tokens; at least one."""
-    return max(1, round(tokens / (peers * method.batch * context * method.round_steps)))
+    return max(1, round(tokens / tokens_of(1, method, peers, context)))
+
+
+def tokens_of(rounds: int, method: Method, peers: int, context: int) -> int:
+    """What all peers together train on in so many rounds."""
+    return rounds * peers * method.batch * context * method.round_steps
+
+
+def rounding_of(options: CompareOptions) -> list[str]:
+    """What differs from the asked budget because rounds are whole: a sentence for each method of which that is true."""
+    sentences, context = [], model_config(options.model).context
+    for name in options.presets:
+        preset, peers, settings = _swarm_of(name, options)
+        method = method_from_settings(preset, settings)
+        rounds = rounds_of(options.tokens, method, peers, context)
+        tokens = tokens_of(rounds, method, peers, context)
+        if tokens != options.tokens:
+            many = "one round is" if rounds == 1 else f"{rounds:,} rounds are"
+            sentences.append(f"{name}: {many} {tokens:,} tokens, not {options.tokens:,}")
+    return sentences
 
 
 def run_job(job: Job) -> Result:

@@ -89,7 +89,7 @@ class _Watch:
             self._lives[peer] = report.tokens_processed
         elif isinstance(report, Validated):
             self._losses[peer] = report.loss
-            progress.loss = fmean(self._losses.values())
+            progress.loss, progress.loss_round = fmean(self._losses.values()), report.round
         elif isinstance(report, RoundDone) and report.round >= progress.round:
             progress.round, progress.members = report.round, len(report.members)
             progress.train_loss, progress.fingerprint = report.train_loss, report.fingerprint.hex()

@@ -223,7 +223,8 @@ class _LocalSwarm:
                 self._progress.train_loss = event["train_loss"]
         elif kind == "Validated" and event["loss"] is not None:
             self._losses[event["round"]] = child.loss = event["loss"]
-            self._progress.loss = self._losses[max(self._losses)]
+            newest = max(self._losses)
+            self._progress.loss, self._progress.loss_round = self._losses[newest], newest
         elif kind == "Note":
             child.errors.append(event["text"])
 

@@ -21,6 +21,8 @@ class Progress:
     """Contributions in the newest round."""
     loss: float = math.nan
     """On held-out text, the newest known."""
+    loss_round: int = 0
+    """After so many rounds."""
     train_loss: float = math.nan
     bytes_sent: float = 0.0
     dense_bytes: float = 0.0

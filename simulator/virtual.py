@@ -145,7 +145,7 @@ class _Watch:
         if isinstance(report, Trained):
             self._training.add(peer)
         elif isinstance(report, Validated):
-            progress.loss = report.loss
+            progress.loss, progress.loss_round = report.loss, report.round
         elif isinstance(report, RoundDone) and report.round > progress.round:
             progress.round, progress.members = report.round, len(report.members)
             progress.train_loss, progress.fingerprint = report.train_loss, report.fingerprint.hex()

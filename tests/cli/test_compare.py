@@ -28,6 +28,7 @@ class Runs:
     def __init__(self) -> None:
         self.calls: list[CompareOptions] = []
         self.failing = ""
+        self.rounding: list[str] = []
 
     def __call__(self, options: CompareOptions, tell: Tell) -> list[Result]:
         self.calls.append(options)
@@ -45,6 +46,7 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     module, found = ModuleType("simulator.compare_runs"), Runs()
     module.compare = found  # type: ignore[attr-defined]
+    module.rounding_of = lambda options: found.rounding  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "simulator.compare_runs", module)
     return found
 
@@ -53,6 +55,12 @@ def test_by_default_every_preset_is_compared(run: Run, runs: Runs) -> None:
     assert sorted(cli_compare.KNOWN) == sorted([*PRESETS, ALONE])
     assert run("compare").code == 0
     assert runs.calls == [CompareOptions(presets=cli_compare.KNOWN)]
+
+
+def test_a_budget_that_is_not_whole_rounds_is_said_before_anything_runs(run: Run, runs: Runs) -> None:
+    runs.rounding = ["diloco: 2 rounds are 163,840 tokens, not 150,000"]
+    result = run("compare", "--tokens", "150000")
+    assert result.err.startswith("diloco: 2 rounds are 163,840 tokens, not 150,000\n")
 
 
 def test_every_option_arrives(run: Run, runs: Runs, tmp_path: Path) -> None:

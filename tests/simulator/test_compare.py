@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from optimizers.presets import PRESETS, method_from_settings
 from simulator.compare import ALONE, CompareOptions, Result, Row, csv_text, row_of, rows_of, table
-from simulator.compare_runs import compare, jobs_of, rounds_of
+from simulator.compare_runs import compare, jobs_of, rounding_of, rounds_of
 from simulator.options import LossPoint, Setting, Summary, Tokens
 
 KEYS = {
@@ -193,3 +193,13 @@ def test_the_plot_shows_every_method_that_ran(tmp_path: Path) -> None:
     assert "allreduce" in drawn
     assert "diloco" in drawn
     assert "distro" not in drawn
+
+
+def test_budgets_that_are_not_whole_rounds_are_named() -> None:
+    options = CompareOptions(presets=("allreduce", "diloco", ALONE), tokens=90_112)
+    # 4 peers of 16 sequences of 64 bytes: 4,096 tokens a step.
+    assert rounding_of(options) == [
+        "diloco: one round is 81,920 tokens, not 90,112",
+        f"{ALONE}: one round is 81,920 tokens, not 90,112",
+    ]
+    assert rounding_of(replace(options, tokens=163_840)) == []

@@ -1,0 +1,31 @@
+"""What a peer remembers in its folder, and what it says if that is damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.run import PEERS_FILE, remembered_peers
+
+ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExample"
+
+
+def test_the_first_address_of_each_peer_met_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / PEERS_FILE).write_text(json.dumps([[ADDRESS, "/ip4/192.0.2.1/tcp/1/p2p/12D3KooWExample"], []]))
+    assert remembered_peers(tmp_path) == (ADDRESS,)
+
+
+def test_nobody_is_remembered_in_a_new_folder_and_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert remembered_peers(tmp_path) == ()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("damaged", ['[["/ip4', "5", "[5]", '[["here"]]', '{"a": 1}'])
+def test_a_damaged_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str) -> None:
+    (tmp_path / PEERS_FILE).write_text(damaged)
+    assert remembered_peers(tmp_path) == ()
+    assert str(tmp_path / PEERS_FILE) in caplog.text

@@ -138,8 +138,7 @@ class Engine:
         self.offering.disconnected(peer)
         self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
-        self._voting.clock.forget(peer)
-        self.rounds.look_again()
+        self.rounds.lost(peer)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""

@@ -43,3 +43,12 @@ def test_who_comes_back_is_expected_from_then_on_and_who_is_gone_is_not_known_to
     assert LEAD.peer_id in clock.came and LEAD.peer_id in clock.freed
     peer.engine.connected(TWO.peer_id, 50.0)
     assert clock.came[TWO.peer_id] == 50.0 and TWO.peer_id not in clock.freed
+
+
+def test_an_owner_too_forgets_since_when_a_peer_that_is_gone_was_free() -> None:
+    peer = Peer(ONE, parts=2)
+    owners = peer.engine.rounds.owners
+    assert owners is not None
+    owners.collector.clock.freed = {LEAD.peer_id: COMMITTED, TWO.peer_id: COMMITTED}
+    peer.engine.disconnected(TWO.peer_id)
+    assert owners.collector.clock.freed == {LEAD.peer_id: COMMITTED}

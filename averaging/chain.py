@@ -47,7 +47,7 @@ class Chain:
     def head(self) -> Record:
         return self.records[-1]
 
-    def __contains__(self, record: Hash) -> bool:
+    def __contains__(self, record: object) -> bool:
         return record in self._round_of
 
     def round_of(self, record: Hash) -> int:

@@ -52,7 +52,7 @@ class Engine:
         self.catch_up = CatchUp(signer, config.snapshot_bytes)
         self._outbox = Outbox(self.me, config.timing.silence_seconds)
         self._pulse = Pulse(self._outbox, config.timing)
-        self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now)
+        self.recovery = Recovery(signer, self._outbox, config.timing, config.recovery_share, now, restored.chain)
         self._fetcher = Fetcher()
         self._told: dict[PeerID, Hash] = {}
         self.rounds = Rounds(signer, config, restored, self._outbox, self._fetch, now)
@@ -90,7 +90,7 @@ class Engine:
         if self.is_following(now):
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
         voting = self._voting
-        if voting.lacks_quorum(now) and voting.clock.started is not None:
+        if self.recovery.lacks_quorum(self.head, now) and voting.clock.started is not None:
             plan = self.recovery.situation(self.head, voting.clock, self.rounds.timing, now)
             return f"{about}: {voting.situation(now)}; {plan}"
         return f"{about}: {voting.situation(now)}"
@@ -114,6 +114,7 @@ class Engine:
         times = [
             *self._voting.wake_at(self.rounds.timing, now),
             self._recovery_due(now),
+            self.recovery.look_again_at(self._voting.clock),
             self._reduce_at(now),
             self._fetcher.next_due(self._retry) if self._fetcher else None,
             self._ask_log_at if self.links else None,
@@ -137,8 +138,7 @@ class Engine:
         self.offering.disconnected(peer)
         self._pulse.hurry()
         self.catch_up.lost(peer, self.head)
-        self._voting.clock.forget(peer)
-        self.rounds.look_again()
+        self.rounds.lost(peer)
 
     def offer(self, payload: bytes, weight: int, willing: bool, now: float) -> Contribution:
         """R1: pushes this peer's contribution to the round after the head; needs `anchored` for that head before."""
@@ -208,7 +208,7 @@ class Engine:
         """Does what time alone demands."""
         if self._pulse.next_at <= now:
             self._give_signs_of_life(now)
-        self.recovery.awake(now, self._pulse.next_at)
+        self.recovery.awake(now, self._pulse.next_at, self._voting.clock)
         ask_at = self._ask_log_at
         if ask_at is not None and ask_at <= now:
             self._outbox.send(self.catch_up.whom_to_ask(self.head, now), GetLog(self.catch_up.known(self.chain)), now)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import final
 
 from averaging.outbox import Outbox
-from averaging.record import RECOVERY, Ballot, Certificate, Record, recovery_message, sha256
+from averaging.record import RECOVERY, Ballot, Certificate, Hash, Record, recovery_message, sha256
 from averaging.round_clock import RoundClock
 from averaging.timing import Timing, TimingConfig
 from network.identity import Signer
@@ -26,25 +27,48 @@ class Recovery:
     against the rounds that a fork in vain would have to give back.
     """
 
-    def __init__(self, signer: Signer, outbox: Outbox, config: TimingConfig, share_min: float, now: float) -> None:
-        """`share_min`: a smaller share of those whom the last record names never goes on."""
+    def __init__(
+        self,
+        signer: Signer,
+        outbox: Outbox,
+        config: TimingConfig,
+        share_min: float,
+        now: float,
+        chain: Container[Hash] = (),
+    ) -> None:
+        """`share_min`: a smaller share of those whom the last record names never goes on. `chain`: the records of this
+        peer's chain.
+        """
         self._me = signer.peer_id
         self._signer = signer
         self._outbox = outbox
         self._config = config
         self._share_min = share_min
+        self._chain = chain
         self._awake_since = now
-        self._expected = now
+        self._expected = self._looked = now
         self._caution = 0
         self._caution_round = 0
 
-    def awake(self, now: float, next_at: float) -> None:
-        """Called at `next_at` at the latest, again and again: if much later, this process slept, and heard nobody for
-        that reason.
+    def awake(self, now: float, next_at: float, clock: RoundClock) -> None:
+        """Called at `next_at` and at `look_again_at` at the latest, again and again: if much later, this process slept,
+        and heard nobody for that reason.
         """
-        if now - self._expected > self._config.silence_seconds - self._config.heartbeat_seconds:
+        again = self.look_again_at(clock)
+        expected = self._expected if again is None else min(self._expected, again)
+        if now - expected > self._pause:
             self._awake_since = now
-        self._expected = next_at
+        self._expected, self._looked = next_at, now
+
+    def look_again_at(self, clock: RoundClock) -> float | None:
+        """Nothing may have to be said for a minute; but who never looks cannot tell a silence of others from a sleep of
+        its own, once a round can be stalled.
+        """
+        return None if clock.started is None else max(clock.started, self._looked) + self._pause
+
+    @property
+    def _pause(self) -> float:
+        return self._config.silence_seconds - self._config.heartbeat_seconds
 
     def healed(self, number: int) -> None:
         """This peer gave up its chain for a better one in round `number`: the next time it waits longer."""
@@ -56,14 +80,13 @@ class Recovery:
         if clock.started is None:
             return None
         since = max(clock.started, self._awake_since)
-        survivors = self.survivors(head, now)
-        share = min(1.0, len(survivors) / len(head.peers))
+        survivors, share = self.survivors(head, now), self._share_here(head, now)
         if self._me not in survivors or share < self._share_min:
             return None
         if head.round - self._caution_round > CAUTION_ROUNDS:
             self._caution = 0
         wait = stall_seconds(timing, self._config, clock.started - clock.began, share) * 2.0**self._caution
-        if head.is_quorum({v for v in head.voters if self._outbox.alive(v, now)}):
+        if not self.lacks_quorum(head, now):
             wait *= PATIENCE
         if self._me not in head.peers:
             wait *= PATIENCE
@@ -82,10 +105,28 @@ class Recovery:
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""
-        if not head.is_quorum({v for v in head.voters if self._outbox.alive(v, now)}):
+        if self.lacks_quorum(head, now):
             return True
         due = self.due_at(head, clock, timing, now)
         return due is not None and due <= now
+
+    def lacks_quorum(self, head: Record, now: float) -> bool:
+        """Whether the voters of `head` that are heard, and are not behind it, are too few."""
+        heard = {v for v in head.voters if self._outbox.alive(v, now)}
+        return not head.is_quorum(heard - set(self._behind(head, now)))
+
+    def _behind(self, head: Record, now: float) -> list[PeerID]:
+        """Those whom `head` names, who are heard and stand at an older record of this chain: they cannot vote at the
+        head, but are not gone either. All may have died with only this peer's disk written, and then they can come to
+        the head only by a record that attests its state: a recovery.
+        """
+        links = self._outbox.links
+        older = [p for p in head.peers if p in links and links[p].head not in (None, head.hash)]
+        return [p for p in older if links[p].head in self._chain and self._outbox.alive(p, now)]
+
+    def _share_here(self, head: Record, now: float) -> float:
+        """Of those whom `head` names, the share that stands there or will follow."""
+        return min(1.0, (len(self.survivors(head, now)) + len(self._behind(head, now))) / len(head.peers))
 
     def survivors(self, head: Record, now: float) -> list[PeerID]:
         """Those who stand at `head` and are heard now; of these, if there are any, those whom it names."""
@@ -107,12 +148,14 @@ class Recovery:
         survivors, named = self.survivors(head, now), len(head.peers)
         if self._me not in survivors:
             return "this peer is not of the last round, and waits for those who are"
-        if len(survivors) < self._share_min * named:
-            return f"{len(survivors)} of {named} are here, and the run lets no fewer than {self._share_min:g} go on"
+        if (share := self._share_here(head, now)) < self._share_min:
+            return f"{share * named:.0f} of {named} are here, and the run lets no fewer than {self._share_min:g} go on"
         due = self.due_at(head, clock, timing, now)
         if due is None:
             return "it is not known yet whether others will come"
-        return f"without them {len(survivors)} of {named} go on in {max(0.0, due - now):.0f} s"
+        behind = len(self._behind(head, now))
+        who = f"{behind} of {named} are behind and cannot vote; " if behind else ""
+        return f"{who}without them {len(survivors)} of {named} go on in {max(0.0, due - now):.0f} s"
 
 
 def stall_seconds(timing: Timing, config: TimingConfig, length: float, share: float) -> float:

@@ -88,6 +88,13 @@ class Rounds:
         if self.owners is not None:
             self.owners.look_again()
 
+    def lost(self, peer: PeerID) -> None:
+        """The link to `peer` is gone."""
+        self.voting.clock.forget(peer)
+        if self.owners is not None:
+            self.owners.collector.clock.forget(peer)
+        self.look_again()
+
     def back_to(self, number: int, now: float) -> list[Left]:
         """Leaves all rounds after `number`: others follow, or the same, but the state there is worked out anew."""
         self._park()

@@ -28,7 +28,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FORMAT = 1
+FORMAT = 2
+"""Of what the peers of a run say to each other and keep as well: raised with every change of these that other releases
+do not follow. So who joins with one is told, instead of being refused message by message.
+"""
 SPEC_BYTES_MAX = 16 * 1024
 SETTINGS_MAX = 200
 ROUNDS_MAX = 1_000_000_000
@@ -196,12 +199,20 @@ def parse_spec(data: bytes) -> RunSpec:
     if not isinstance(fields, dict):
         raise InvalidSpec("specification: not a map")
     found = fields.pop("format", None)
-    if found != FORMAT or isinstance(found, bool):
-        raise InvalidSpec(f"format: {found!r} is not {FORMAT}; this peer's release is too old or too new for the run")
+    if type(found) is not int or found != FORMAT:
+        raise InvalidSpec(f"format: {found!r} is not {FORMAT}{_which_is_older(found)}")
     spec = _checked(fields)
     if spec.canonical != data:
         raise InvalidSpec("specification: not in canonical form (a field left out, or not in order)")
     return spec
+
+
+def _which_is_older(found: object) -> str:
+    if type(found) is not int:
+        return ""
+    if found > FORMAT:
+        return "; this peer's release is older than the run: take a newer one"
+    return "; the run is of an older release than this peer's: take that one, or start a new run"
 
 
 def spec_of(fact: SpecFact) -> RunSpec:

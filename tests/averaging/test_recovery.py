@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from averaging.forks import CAUTION_MAX, CAUTION_ROUNDS, PATIENCE, Recovery, stall_seconds
 from averaging.instance import is_certified
 from averaging.outbox import Link, Outbox
-from averaging.record import RECOVERY, Record, sha256
+from averaging.record import RECOVERY, Hash, Record, sha256
 from averaging.round_clock import RoundClock
 from averaging.timing import Pace, Timing, TimingConfig
 from simulator.toy import ToySigner
@@ -33,18 +33,27 @@ LATER = 1e6
 
 
 def watch(
-    here: Sequence[ToySigner], me: ToySigner = ME, head: Record = HEAD, share_min: float = 0.0, now: float = 0.0
+    here: Sequence[ToySigner],
+    me: ToySigner = ME,
+    head: Record = HEAD,
+    share_min: float = 0.0,
+    now: float = 0.0,
+    chain: Container[Hash] = (),
 ) -> Recovery:
     """`me` among those that are `here`: linked since long, standing at `head`, and just heard."""
     outbox = Outbox(me.peer_id, CONFIG.silence_seconds)
     for signer in here:
         if signer is not me:
             outbox.links[signer.peer_id] = Link(up=-100.0, heard=LATER, sent=0.0, head=head.hash)
-    return Recovery(me, outbox, CONFIG, share_min, now)
+    return Recovery(me, outbox, CONFIG, share_min, now, chain)
+
+
+def clock_of(started: float | None) -> RoundClock:
+    return RoundClock(0.0, frozenset(), started=started)
 
 
 def due(recovery: Recovery, head: Record = HEAD, started: float | None = STARTED, now: float = 0.0) -> float | None:
-    return recovery.due_at(head, RoundClock(0.0, frozenset(), started=started), TIMING, now)
+    return recovery.due_at(head, clock_of(started), TIMING, now)
 
 
 def wait_of(recovery: Recovery, head: Record = HEAD) -> float:
@@ -103,6 +112,37 @@ def test_who_hears_a_quorum_waits_longer_for_it_may_just_be_slow() -> None:
     without = wait_of(watch(FOLLOWERS[:2]))
     assert HEAD.is_quorum({ME.peer_id, LEAD.peer_id})
     assert with_lead == pytest.approx(PATIENCE * without)
+
+
+def test_who_is_behind_is_neither_missing_nor_slow() -> None:
+    """All died, and one alone had written the last round: nobody else can come to its head before it goes on."""
+    older, elsewhere = HEAD.prev, sha256(b"of another chain")
+    alone = watch([ME])
+    recovery = watch(SIGNERS[:4], chain={older, HEAD.hash})
+    assert recovery.survivors(HEAD, 0.0) == sorted(s.peer_id for s in SIGNERS[:4])
+    assert not recovery.lacks_quorum(HEAD, 0.0)
+    links = recovery._outbox.links
+    for link in links.values():
+        link.head = older
+    assert recovery.survivors(HEAD, 0.0) == [ME.peer_id]
+    assert recovery.lacks_quorum(HEAD, 0.0)
+    assert wait_of(recovery) == pytest.approx(USUAL)
+    assert wait_of(alone) == pytest.approx(8 * USUAL)
+    for link in links.values():
+        link.head = elsewhere
+    assert wait_of(recovery) == pytest.approx(8 * USUAL * PATIENCE), "they may be on a chain of their own"
+    for link in links.values():
+        link.head, link.heard = older, -CONFIG.silence_seconds - 1
+    assert wait_of(recovery) == pytest.approx(8 * USUAL), "they are gone"
+
+
+def test_a_group_that_may_not_shrink_goes_on_with_those_who_are_behind() -> None:
+    recovery = watch(SIGNERS[:4], share_min=1.0, chain={HEAD.prev, HEAD.hash})
+    for link in recovery._outbox.links.values():
+        link.head = HEAD.prev
+    assert due(recovery) is not None
+    next(iter(recovery._outbox.links.values())).heard = -CONFIG.silence_seconds - 1
+    assert due(recovery) is None
 
 
 # Who.
@@ -184,18 +224,32 @@ def test_another_head_gives_another_order() -> None:
 
 
 def test_who_slept_waits_anew() -> None:
-    recovery = watch(FOLLOWERS[:2])
+    recovery, training = watch(FOLLOWERS[:2]), clock_of(None)
     before = due(recovery)
-    for second in range(100):
-        recovery.awake(float(second), second + 1.0)
-    assert due(recovery) == before, "no gap: the clock ran on"
-    recovery.awake(101.0, 4000.0)
-    recovery.awake(4002.0, 4003.0)
+    assert before is not None
+    recovery.awake(0.0, 4000.0, training)
+    recovery.awake(4002.0, 8000.0, training)
     assert due(recovery) == before, "there was nothing to do, and that was known"
-    recovery.awake(5000.0, 5001.0)
+    recovery.awake(9000.0, 9000.0, training)
     after = due(recovery)
-    assert before is not None and after is not None
-    assert after - before == pytest.approx(5000.0 - STARTED)
+    assert after is not None and after - before == pytest.approx(9000.0 - STARTED)
+
+
+def test_a_sleep_is_noticed_though_nothing_had_to_be_said() -> None:
+    recovery, stalled = watch(FOLLOWERS[:2]), clock_of(STARTED)
+    before, now = due(recovery), 0.0
+    assert before is not None
+    recovery.awake(now, 4000.0, stalled)
+    for _ in range(10):
+        again = recovery.look_again_at(stalled)
+        assert again is not None and max(now, STARTED) < again < before
+        now = again
+        recovery.awake(now, 4000.0, stalled)
+    assert due(recovery) == before, "no gap: the clock ran on"
+    now = before + 1
+    recovery.awake(now, 4000.0, stalled)
+    after = due(recovery)
+    assert after is not None and after - before == pytest.approx(now - STARTED)
 
 
 def test_who_has_just_come_back_is_heard_out_first() -> None:

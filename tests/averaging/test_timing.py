@@ -147,6 +147,29 @@ def test_a_round_does_not_wait_for_who_came_back_in_its_middle_but_for_who_came_
             assert close is not None and least <= close <= most, came
 
 
+def test_who_is_forgotten_is_given_half_of_the_rounds_length_whatever_its_pace() -> None:
+    head = first(4)
+    instance = Instance(head, Vote(), head.base)
+    for signer in SIGNERS[:3]:
+        instance.hold(offer_of(signer, head))
+    timing = Timing(cycles={p: Pace((12.0,) * PACE_TIMES) for p in PEERS[:4]})
+    missing, other = PEERS[3], PEERS[2]
+
+    def close_at(clock: RoundClock) -> float | None:
+        return clock.close_at(instance, timing, CONFIG, lambda peer: True)
+
+    clock = RoundClock(100.0, frozenset(head.voters), started=110.0)
+    clock.freed = {missing: 100.0, other: 100.0}
+    assert close_at(clock) == 100.0 + timing.cycle(missing).late
+    clock.forget(missing)
+    assert close_at(clock) == 115.0 and clock.freed == {other: 100.0}
+    clock.came = {missing: 108.0, other: 101.0}
+    assert close_at(clock) == 110.0, "a pace after it came would be too late to bring more a second"
+    clock.forget(missing)
+    assert close_at(clock) == 115.0 and clock.came == {other: 101.0}
+    clock.forget(missing)
+
+
 def test_one_odd_round_does_not_change_a_pace() -> None:
     pace = Pace()
     for time in (1.0, 1.0, 40.0, 1.0, 1.0):

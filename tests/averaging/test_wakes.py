@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from averaging.catch_up import REPLAY_ROUNDS_MAX
 from averaging.messages import Head, Log, Offer
-from averaging.timing import Timing, TimingConfig, start_patience
+from averaging.timing import Pace, Timing, TimingConfig, start_patience
 from tests.averaging.one_peer import HEAD, LEAD, ONE, OTHER_BASE, STRANGER, TWO, Peer
 from tests.averaging.owning import OTHER_BASE as ANOTHER
 from tests.averaging.owning import OWNER, SHARER, owners_of, share_of
@@ -57,6 +57,32 @@ def test_who_leaves_is_no_longer_waited_for_from_that_moment() -> None:
     assert clock.started is None, "one of three"
     peer.hear(TWO, replace(STANDS, leaving=True), 1.2)
     assert clock.started == 1.2, "one of two"
+
+
+def test_who_sleeps_in_an_open_round_notices_and_hears_the_others_before_it_forks() -> None:
+    """They said that they would be silent for long, so it says little too, and stands still until all seem dead."""
+    peer, now = Peer(ONE, parts=2), 1.0
+    peer.engine.rounds.timing = Timing(interval=Pace((60.0,) * 3))
+    for other in (LEAD, TWO):
+        peer.hear(other, replace(STANDS, pause=60_000), now)
+        peer.hear(other, Offer(offer_of(other, HEAD).encoded), now)
+    assert peer.engine.rounds.voting.clock.started == now
+    while (wake := peer.engine.next_wake(now)) < 20:
+        assert wake <= now + 3, "a sleep would not be noticed"
+        now = wake
+        peer.engine.tick(now)
+        peer.drain()
+    for late in (300.0, 303.0):
+        peer.engine.tick(late)
+        peer.drain()
+        assert peer.engine.head == HEAD
+    now = 303.0
+    while peer.engine.head == HEAD:
+        now = peer.engine.next_wake(now)
+        assert now < 1000, "nobody came: it goes on in the end"
+        peer.engine.tick(now)
+        peer.drain()
+    assert now > 310
 
 
 def test_an_owner_looks_again_when_a_link_is_gone() -> None:

@@ -13,6 +13,7 @@ from dht.facts import SpecFact
 from network.identity import Identity
 from optimizers.presets import PRESETS, as_settings
 from peer.spec import (
+    FORMAT,
     SPEC_BYTES_MAX,
     GroupPart,
     InvalidSpec,
@@ -195,8 +196,11 @@ def fields_of(spec: RunSpec) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format: 2 is not 1"),
-        ({"format": True}, "format: True is not 1"),
+        ({"format": FORMAT + 1}, f"format: {FORMAT + 1} is not {FORMAT}; this peer's release is older than the run"),
+        ({"format": FORMAT - 1}, f"format: {FORMAT - 1} is not {FORMAT}; the run is of an older release"),
+        ({"format": float(FORMAT)}, f"format: {FORMAT}.0 is not {FORMAT}"),
+        ({"format": True}, f"format: True is not {FORMAT}"),
+        ({"format": None}, f"format: None is not {FORMAT}"),
         ({"creator": "nobody"}, "creator: peer id 'nobody'"),
         ({"group": {}}, "not in canonical form"),
         ({"extra": 1}, "extra: unknown"),

@@ -11,6 +11,7 @@ import anyio
 import pytest
 import torch
 
+from dht.membership import MembershipConfig
 from network.seam import PeerID
 from network.simulated import Access
 from peer.learner import Learner
@@ -141,6 +142,26 @@ def test_who_leaves_goes_at_once_and_is_missed_by_nobody() -> None:
         times = [time for time, other in rounds if other == peer]
         assert max(b - a for a, b in itertools.pairwise(times)) < 5.0
     assert outcome.learners.keys() == set(range(5))
+
+
+def test_in_a_large_swarm_facts_stay_as_fresh_as_in_a_small_one() -> None:
+    """Who is to be met is chosen by them."""
+    spoke: dict[int, list[float]] = {number: [] for number in range(45)}
+
+    async def script(swarm: GossipSwarm) -> None:
+        beats = dict.fromkeys(spoke, 0)
+        while True:
+            await anyio.sleep(0.5)
+            for number, member in swarm.members.items():
+                assert member.membership is not None
+                if member.membership.num_heartbeats != beats[number]:
+                    beats[number] = member.membership.num_heartbeats
+                    spoke[number].append(anyio.current_time())
+
+    run(GossipSwarmConfig(peers=45, rounds=4, train_seconds=40.0), script, same=True)
+    for times in spoke.values():
+        assert times[-1] > 120
+        assert max(b - a for a, b in itertools.pairwise(times)) < MembershipConfig().heartbeat_seconds + 1
 
 
 def test_a_peer_alone_trains_alone() -> None:

@@ -237,6 +237,24 @@ peer = 2
 """
 
 
+ALL_DIE_AS_ONE_HAS_SAVED_A_ROUND_THAT_NO_OTHER_REMEMBERS = """
+peers = 8
+rounds = 1
+seed = 41082
+faults_end = 5.58
+live_seconds = 60.0
+delay = 0.1
+train_seconds = 2.0
+speed_spread = 0.0
+snapshot_seconds = 5.0
+
+[[faults]]
+kind = "blackout"
+at = { phase = "saved" }
+restart_after = 0.09
+"""
+
+
 AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED = """
 peers = 5
 rounds = 1
@@ -307,6 +325,7 @@ restart_after = 0.22
         WHOEVER_COMMITTED_LAST_WAITS_FOR_THOSE_WHO_WAIT_FOR_ITS_NEXT_RECORD,
         ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT,
         A_SECOND_LIFE_REPORTS_MORE_THAN_THE_FIRST_ONE_EVER_DID,
+        ALL_DIE_AS_ONE_HAS_SAVED_A_ROUND_THAT_NO_OTHER_REMEMBERS,
         AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED,
         A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
     ],

@@ -90,7 +90,7 @@ class Engine:
         if self.is_following(now):
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
         voting = self._voting
-        if self.recovery.lacks_quorum(self.head, now) and voting.clock.started is not None:
+        if self.recovery.lacks_quorum(self.head, voting.clock, now) and voting.clock.started is not None:
             plan = self.recovery.situation(self.head, voting.clock, self.rounds.timing, now)
             return f"{about}: {voting.situation(now)}; {plan}"
         return f"{about}: {voting.situation(now)}"
@@ -201,7 +201,7 @@ class Engine:
         if message.head != self.head.hash:
             return False
         link.heard = now
-        link.stands(message, self.config.pause_max)
+        link.stands(message, self.config.pause_max, now)
         return True
 
     def tick(self, now: float) -> None:
@@ -255,7 +255,7 @@ class Engine:
     def _on_head(self, peer: PeerID, message: Head, now: float) -> None:
         head, link = self.head, self.links[peer]
         is_other = link.leaving != message.leaving
-        link.stands(message, self.config.pause_max)
+        link.stands(message, self.config.pause_max, now)
         if message.head in self.chain:
             if message.head != head.hash:
                 self._tell(peer, message.head, now)

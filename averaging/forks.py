@@ -80,13 +80,13 @@ class Recovery:
         if clock.started is None:
             return None
         since = max(clock.started, self._awake_since)
-        survivors, share = self.survivors(head, now), self._share_here(head, now)
+        survivors, share = self.survivors(head, now), self._share_here(head, clock, now)
         if self._me not in survivors or share < self._share_min:
             return None
         if head.round - self._caution_round > CAUTION_ROUNDS:
             self._caution = 0
         wait = stall_seconds(timing, self._config, clock.started - clock.began, share) * 2.0**self._caution
-        if not self.lacks_quorum(head, now):
+        if not self.lacks_quorum(head, clock, now):
             wait *= PATIENCE
         if self._me not in head.peers:
             wait *= PATIENCE
@@ -105,28 +105,31 @@ class Recovery:
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""
-        if self.lacks_quorum(head, now):
+        if self.lacks_quorum(head, clock, now):
             return True
         due = self.due_at(head, clock, timing, now)
         return due is not None and due <= now
 
-    def lacks_quorum(self, head: Record, now: float) -> bool:
+    def lacks_quorum(self, head: Record, clock: RoundClock, now: float) -> bool:
         """Whether the voters of `head` that are heard, and are not behind it, are too few."""
         heard = {v for v in head.voters if self._outbox.alive(v, now)}
-        return not head.is_quorum(heard - set(self._behind(head, now)))
+        return not head.is_quorum(heard - set(self._behind(head, clock, now)))
 
-    def _behind(self, head: Record, now: float) -> list[PeerID]:
+    def _behind(self, head: Record, clock: RoundClock, now: float) -> list[PeerID]:
         """Those whom `head` names, who are heard and stand at an older record of this chain: they cannot vote at the
         head, but are not gone either. All may have died with only this peer's disk written, and then they can come to
-        the head only by a record that attests its state: a recovery.
+        the head only by a record that attests its state: a recovery. What they said before the round could stall does
+        not count: who votes and offers has no need to say where it stands.
         """
+        if (since := clock.started) is None:
+            return []
         links = self._outbox.links
-        older = [p for p in head.peers if p in links and links[p].head not in (None, head.hash)]
+        older = [p for p in head.peers if p in links and links[p].said >= since and links[p].head != head.hash]
         return [p for p in older if links[p].head in self._chain and self._outbox.alive(p, now)]
 
-    def _share_here(self, head: Record, now: float) -> float:
+    def _share_here(self, head: Record, clock: RoundClock, now: float) -> float:
         """Of those whom `head` names, the share that stands there or will follow."""
-        return min(1.0, (len(self.survivors(head, now)) + len(self._behind(head, now))) / len(head.peers))
+        return min(1.0, (len(self.survivors(head, now)) + len(self._behind(head, clock, now))) / len(head.peers))
 
     def survivors(self, head: Record, now: float) -> list[PeerID]:
         """Those who stand at `head` and are heard now; of these, if there are any, those whom it names."""
@@ -148,12 +151,12 @@ class Recovery:
         survivors, named = self.survivors(head, now), len(head.peers)
         if self._me not in survivors:
             return "this peer is not of the last round, and waits for those who are"
-        if (share := self._share_here(head, now)) < self._share_min:
+        if (share := self._share_here(head, clock, now)) < self._share_min:
             return f"{share * named:.0f} of {named} are here, and the run lets no fewer than {self._share_min:g} go on"
         due = self.due_at(head, clock, timing, now)
         if due is None:
             return "it is not known yet whether others will come"
-        behind = len(self._behind(head, now))
+        behind = len(self._behind(head, clock, now))
         who = f"{behind} of {named} are behind and cannot vote; " if behind else ""
         return f"{who}without them {len(survivors)} of {named} go on in {max(0.0, due - now):.0f} s"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import final
 
 from averaging.chain import Left
@@ -92,10 +93,12 @@ class Link:
     leaving: bool = False
     head: Hash | None = None
     """Where it stands, as far as it has said."""
+    said: float = -inf
+    """When it last said so by itself; what it offers or votes about says less often that it has gone on."""
 
-    def stands(self, said: Head, pause_max: float) -> None:
+    def stands(self, said: Head, pause_max: float, now: float) -> None:
         """The peer said where it stands, and for how long it may say nothing, which is believed up to `pause_max`."""
-        self.leaving, self.head = said.leaving, said.head
+        self.leaving, self.head, self.said = said.leaving, said.head, now
         self.their_pause = min(said.pause / 1000, pause_max)
 
 

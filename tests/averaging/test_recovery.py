@@ -120,12 +120,15 @@ def test_who_is_behind_is_neither_missing_nor_slow() -> None:
     alone = watch([ME])
     recovery = watch(SIGNERS[:4], chain={older, HEAD.hash})
     assert recovery.survivors(HEAD, 0.0) == sorted(s.peer_id for s in SIGNERS[:4])
-    assert not recovery.lacks_quorum(HEAD, 0.0)
+    assert not recovery.lacks_quorum(HEAD, clock_of(STARTED), 0.0)
     links = recovery._outbox.links
     for link in links.values():
-        link.head = older
+        link.head, link.said = older, STARTED - 1
+    assert wait_of(recovery) == pytest.approx(8 * USUAL * PATIENCE), "where they stood before says nothing"
+    for link in links.values():
+        link.said = STARTED
     assert recovery.survivors(HEAD, 0.0) == [ME.peer_id]
-    assert recovery.lacks_quorum(HEAD, 0.0)
+    assert recovery.lacks_quorum(HEAD, clock_of(STARTED), 0.0)
     assert wait_of(recovery) == pytest.approx(USUAL)
     assert wait_of(alone) == pytest.approx(8 * USUAL)
     for link in links.values():
@@ -139,7 +142,7 @@ def test_who_is_behind_is_neither_missing_nor_slow() -> None:
 def test_a_group_that_may_not_shrink_goes_on_with_those_who_are_behind() -> None:
     recovery = watch(SIGNERS[:4], share_min=1.0, chain={HEAD.prev, HEAD.hash})
     for link in recovery._outbox.links.values():
-        link.head = HEAD.prev
+        link.head, link.said = HEAD.prev, STARTED
     assert due(recovery) is not None
     next(iter(recovery._outbox.links.values())).heard = -CONFIG.silence_seconds - 1
     assert due(recovery) is None

@@ -242,14 +242,21 @@ async def _remember(member: Member | GossipMember, folder: Path) -> None:
 
 def remembered_peers(folder: Path) -> tuple[str, ...]:
     """Addresses of peers met before, one each; empty if there are none."""
+    file = folder / PEERS_FILE
     try:
-        peers = json.loads((folder / PEERS_FILE).read_text())
-        found = tuple(str(addresses[0]) for addresses in peers if addresses)
-        for address in found:
-            check_address(address)
-        return found
+        peers = json.loads(file.read_text())
+        told = [str(addresses[0]) for addresses in peers if addresses]
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        log.warning("%s cannot be used, so nobody met before is known: %s", folder / PEERS_FILE, error)
+        log.warning("%s cannot be used, so nobody met before is known: %s", file, error)
         return ()
+    found = []
+    for address in told:
+        try:
+            check_address(address)
+        except ValueError as error:  # Whoever announced it chose the text: the others are known all the same.
+            log.warning("%s: %s", file, error)
+        else:
+            found.append(address)
+    return tuple(found)

@@ -29,3 +29,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     (tmp_path / PEERS_FILE).write_text(damaged)
     assert remembered_peers(tmp_path) == ()
     assert str(tmp_path / PEERS_FILE) in caplog.text
+
+
+@pytest.mark.parametrize("odd", ["here", "/ip4/192.0.2.1/tcp/1", ""])
+def test_one_peer_that_announced_nonsense_does_not_make_the_others_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: str
+) -> None:
+    (tmp_path / PEERS_FILE).write_text(json.dumps([[odd], [ADDRESS]]))
+    assert remembered_peers(tmp_path) == (ADDRESS,)
+    assert repr(odd) in caplog.text

@@ -90,7 +90,7 @@ class Engine:
         if self.is_following(now):
             return f"{about}: following others, {len(self.catch_up.pending)} rounds behind"
         voting = self._voting
-        if self.recovery.lacks_quorum(self.head, voting.clock, now) and voting.clock.started is not None:
+        if self.recovery.lacks_quorum(self.head, voting.clock, now) and voting.clock.waits_since is not None:
             plan = self.recovery.situation(self.head, voting.clock, self.rounds.timing, now)
             return f"{about}: {voting.situation(now)}; {plan}"
         return f"{about}: {voting.situation(now)}"

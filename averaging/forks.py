@@ -64,7 +64,7 @@ class Recovery:
         """Nothing may have to be said for a minute; but who never looks cannot tell a silence of others from a sleep of
         its own, once a round can be stalled.
         """
-        return None if clock.started is None else max(clock.started, self._looked) + self._pause
+        return None if clock.waits_since is None else max(clock.waits_since, self._looked) + self._pause
 
     @property
     def _pause(self) -> float:
@@ -76,16 +76,22 @@ class Recovery:
         self._caution_round = number
 
     def due_at(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> float | None:
-        """When this peer is to mint a recovery after `head`; None if it may not, or the round is not stalled."""
-        if clock.started is None:
+        """When this peer is to mint a recovery after `head`; None if it may not, or the round is not stalled. Too few
+        contributions are no reason, as more may come; unless somebody cannot come before a recovery.
+        """
+        if clock.started is None and not self._behind(head, clock, now):
             return None
-        since = max(clock.started, self._awake_since)
+        return self._stalled_at(head, clock, timing, now)
+
+    def _stalled_at(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> float | None:
+        if (since := clock.waits_since) is None:
+            return None
         survivors, share = self.survivors(head, now), self._share_here(head, clock, now)
         if self._me not in survivors or share < self._share_min:
             return None
         if head.round - self._caution_round > CAUTION_ROUNDS:
             self._caution = 0
-        wait = stall_seconds(timing, self._config, clock.started - clock.began, share) * 2.0**self._caution
+        wait = stall_seconds(timing, self._config, since - clock.began, share) * 2.0**self._caution
         if not self.lacks_quorum(head, clock, now):
             wait *= PATIENCE
         if self._me not in head.peers:
@@ -95,20 +101,20 @@ class Recovery:
         turn = max(8 * self._config.delay_seconds_min, 4 * timing.decide.high)
         # Whoever has just come back is heard out first: it may know what was decided.
         heard_out = [link.up + self._config.silence_seconds for link in self._outbox.links.values()]
-        return max([since + wait + rank * turn, *heard_out])
+        return max([max(since, self._awake_since) + wait + rank * turn, *heard_out])
 
     def look_at(self, clock: RoundClock) -> float | None:
         """`due_at` is not before this, and much dearer: it looks at everybody."""
-        if clock.started is None:
+        if clock.waits_since is None:
             return None
-        return max(clock.started, self._awake_since) + 2 * self._config.silence_seconds
+        return max(clock.waits_since, self._awake_since) + 2 * self._config.silence_seconds
 
     def is_stalled(self, head: Record, clock: RoundClock, timing: Timing, now: float) -> bool:
         """Whether this peer would rather follow somebody's recovery than wait for the voters of `head`."""
         if self.lacks_quorum(head, clock, now):
             return True
-        due = self.due_at(head, clock, timing, now)
-        return due is not None and due <= now
+        stalled_at = self._stalled_at(head, clock, timing, now)
+        return stalled_at is not None and stalled_at <= now
 
     def lacks_quorum(self, head: Record, clock: RoundClock, now: float) -> bool:
         """Whether the voters of `head` that are heard, and are not behind it, are too few."""
@@ -121,7 +127,7 @@ class Recovery:
         the head only by a record that attests its state: a recovery. What they said before the round could stall does
         not count: who votes and offers has no need to say where it stands.
         """
-        if (since := clock.started) is None:
+        if (since := clock.waits_since) is None:
             return []
         links = self._outbox.links
         older = [p for p in head.peers if p in links and links[p].said >= since and links[p].head != head.hash]

@@ -74,6 +74,7 @@ class Offering:
         weight = max(1, min(weight, self._config.contribution_weight_max))
         mine = sign_contribution(self._signer, self._head.hash, weight, instance.base, willing, payload)
         if instance.hold(mine):
+            self._speaks(now)
             self._observe(mine, now)
             if self._owners is not None:
                 self._owners.offered(mine)
@@ -91,7 +92,12 @@ class Offering:
         base, owners = self._instance.base, self._owners
         assert base is not None and owners is not None
         weight = max(1, min(weight, self._config.weight_max))
+        self._speaks(now)
         owners.share(packets, weight, base, willing and self._may_vote(), now)
+
+    def _speaks(self, now: float) -> None:
+        clock = self._rounds.voting.clock
+        clock.spoke = now if clock.spoke is None else clock.spoke
 
     def connected(self, peer: PeerID, now: float) -> None:
         """A new link hears of this peer's contribution."""

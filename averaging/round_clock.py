@@ -38,6 +38,8 @@ class RoundClock:
     """When as many had offered as the run demands."""
     started: float | None = None
     """When enough offers had come to start the grace."""
+    spoke: float | None = None
+    """When this peer had trained, and said so."""
     proposed: float | None = None
     """When the first proposal was made or heard."""
     ballot_seen: float | None = None
@@ -50,6 +52,11 @@ class RoundClock:
     """How often this peer tried to take over."""
     is_patient: bool = False
     """Each who is missing speaks for many: all that live are waited for, and not called late so soon."""
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when this peer does nothing but wait for others, who may be unable to come."""
+        return self.spoke if self.started is None else self.started
 
     def forget(self, peer: PeerID) -> None:
         """The link to `peer` is gone: when it trains anew is no longer known."""

@@ -57,6 +57,8 @@ class Scenario:
     `overlap` training during the round, with `streaming` in fragments too; with `owners` it meets at those who own its
     parts.
     """
+    min_peers: int = 1
+    """A round has so many contributions."""
     live_seconds: float = 300.0
     delay: float = 0.02
     """One way, of every link."""
@@ -73,6 +75,7 @@ class Scenario:
     def __post_init__(self) -> None:
         check_within("peers", self.peers, 1, PEERS_MAX)
         check_within("rounds", self.rounds, 1, 1_000_000)
+        check_within("min_peers", self.min_peers, 1, self.peers)
         check_within("seed", self.seed, 0, 2**32 - 1)
         check_within("faults_end", self.faults_end, 0, SECONDS_MAX)
         check_within("live_seconds", self.live_seconds, 1, SECONDS_MAX)

@@ -67,6 +67,7 @@ def _config_of(scenario: Scenario) -> SwarmConfig:
         faults=scenario.faults,
         faults_end=scenario.faults_end,
         live_seconds=scenario.live_seconds,
+        min_peers=scenario.min_peers,
         train_seconds=scenario.train_seconds,
         speed_spread=scenario.speed_spread,
         snapshot_bytes=scenario.snapshot_bytes,

@@ -139,6 +139,25 @@ def test_who_is_behind_is_neither_missing_nor_slow() -> None:
     assert wait_of(recovery) == pytest.approx(8 * USUAL), "they are gone"
 
 
+def test_too_few_contributions_are_a_stall_only_where_somebody_cannot_come() -> None:
+    recovery = watch(SIGNERS[:4], chain={HEAD.prev, HEAD.hash})
+    training, waiting = clock_of(None), replace(clock_of(None), spoke=STARTED)
+    assert recovery.due_at(HEAD, waiting, TIMING, 0.0) is None
+    for link in recovery._outbox.links.values():
+        link.head, link.said = HEAD.prev, STARTED
+    assert recovery.due_at(HEAD, training, TIMING, 0.0) is None
+    assert recovery.due_at(HEAD, waiting, TIMING, 0.0) == due(recovery)
+
+
+def test_who_waits_in_vain_for_contributions_follows_whoever_went_on() -> None:
+    recovery, waiting = watch(SIGNERS[:4]), replace(clock_of(None), spoke=STARTED)
+    at = due(recovery)
+    assert at is not None
+    assert not recovery.is_stalled(HEAD, waiting, TIMING, at - 0.1)
+    assert recovery.is_stalled(HEAD, waiting, TIMING, at)
+    assert not recovery.is_stalled(HEAD, clock_of(None), TIMING, at), "it trains"
+
+
 def test_a_group_that_may_not_shrink_goes_on_with_those_who_are_behind() -> None:
     recovery = watch(SIGNERS[:4], share_min=1.0, chain={HEAD.prev, HEAD.hash})
     for link in recovery._outbox.links.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,11 @@ restart_after = 0.22
 )
 def test_what_was_found_once_stays_mended(text: str) -> None:
     assert run_scenario(Scenario.from_text(text)).failure is None
+
+
+@pytest.mark.parametrize("min_peers", [2, 8])
+@pytest.mark.parametrize("learner", ["units", "owners"])
+def test_who_alone_wrote_a_round_leads_on_though_a_round_needs_more(learner: str, min_peers: int) -> None:
+    scenario = Scenario.from_text(ALL_DIE_AS_ONE_HAS_SAVED_A_ROUND_THAT_NO_OTHER_REMEMBERS)
+    verdict = run_scenario(replace(scenario, learner=learner, min_peers=min_peers, live_seconds=300.0))
+    assert verdict.failure is None

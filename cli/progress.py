@@ -46,7 +46,7 @@ def line(progress: Progress) -> str:
     """The state in one line."""
     if not progress.round:
         return f"{progress.seconds:4.0f} s  starting {counted(progress.peers_wanted, 'peer')} ..."
-    loss = f"loss {progress.train_loss:.3f} in training"
+    loss = f"loss {progress.train_loss:.3f} in training" if progress.train_loss == progress.train_loss else "loss -"
     if progress.loss == progress.loss:
         loss = f"loss {progress.loss:.3f}"
         if progress.loss_round < progress.round:

@@ -6,8 +6,11 @@ else raise what `peer.errors` names, or `ValueError` for an option that cannot b
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+
+from dht.record import InvalidRecord, parse_peer_id
 
 PORT_MAX = 65535
 IDENTITY_FILE = "identity.key"
@@ -91,6 +94,8 @@ def _check_listening(port: int, initial_peers: tuple[str, ...], announce: tuple[
 def check_address(address: str) -> None:
     """Raises `ValueError` unless `address` has the form `/ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...`."""
     example = "an address looks like /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo... (a running peer prints its own)"
+    if "," in address:
+        raise ValueError(f"address {address!r}: several have spaces between them, no commas; {example}")
     parts = address.split("/")
     if parts[0] != "" or len(parts) < 3 or not all(parts[1:]):
         raise ValueError(f"address {address!r} is not a multiaddress; {example}")
@@ -98,6 +103,21 @@ def check_address(address: str) -> None:
         raise ValueError(
             f"address {address!r} does not end in /p2p/<peer id>, so nobody could be recognised there; {example}"
         )
+    try:
+        parse_peer_id(parts[-1])
+    except InvalidRecord as error:
+        raise ValueError(f"address {address!r} ends in no peer id ({error}); {example}") from error
+    if not _is_host(*parts[1:3]):
+        raise ValueError(f"address {address!r} does not begin with a host; {example}")
+
+
+def _is_host(kind: str, host: str) -> bool:
+    if kind not in ("ip4", "ip6"):
+        return kind in ("dns", "dns4", "dns6")
+    try:
+        return ipaddress.ip_address(host).version == int(kind[2:])
+    except ValueError:
+        return False
 
 
 def check_place(place: str) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from peer.run import PEERS_FILE, remembered_peers
 
-ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExample"
+PEER = "12D3KooWEfY2TmhEWp1scTkNTgGcB6sBdaeicFJXJjeBmUpFMyg8"
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
 
 
 def test_the_first_address_of_each_peer_met_is_remembered(tmp_path: Path) -> None:
-    (tmp_path / PEERS_FILE).write_text(json.dumps([[ADDRESS, "/ip4/192.0.2.1/tcp/1/p2p/12D3KooWExample"], []]))
+    (tmp_path / PEERS_FILE).write_text(json.dumps([[ADDRESS, f"/ip4/192.0.2.1/tcp/1/p2p/{PEER}"], []]))
     assert remembered_peers(tmp_path) == (ADDRESS,)
 
 
@@ -31,7 +32,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert str(tmp_path / PEERS_FILE) in caplog.text
 
 
-@pytest.mark.parametrize("odd", ["here", "/ip4/192.0.2.1/tcp/1", ""])
+@pytest.mark.parametrize(
+    "odd", ["here", "/ip4/192.0.2.1/tcp/1", "", f"/foo/p2p/{PEER}", "/ip4/192.0.2.1/tcp/1/p2p/12D3KooWx"]
+)
 def test_one_peer_that_announced_nonsense_does_not_make_the_others_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, odd: str
 ) -> None:

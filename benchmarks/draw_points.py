@@ -52,6 +52,9 @@ def draw(ran: Sequence[Ran], labels: Sequence[str], file: Path) -> None:
     absolute.legend(fontsize="small")
     for axes in (absolute, relative):
         axes.set_xscale("log")
+        budgets = sorted({run.tokens for run in ran if run.label in labels})
+        axes.set_xticks(budgets, [f"{tokens / 1e6:.2g} M" for tokens in budgets])
+        axes.minorticks_off()
         axes.set_xlabel("tokens, of all peers together")
         axes.grid(alpha=0.3)
     figure.savefig(file, dpi=DOTS_PER_INCH)

@@ -216,12 +216,12 @@ class PeerLoop:
                 if reduction.head.hash == self._node.head.hash:
                     await self._node.offer(payload, max(1, tokens // learner.num_parts), willing=True)
 
-    async def _follow(self) -> None:
+    async def _follow(self, *, may_jump: bool = True) -> None:
         """Applies all that is committed, takes a snapshot where that was asked for."""
         if self._node.take_diverged():
             self._report(Note("this peer's state differs from what a quorum certified; fetching it anew"))
         await self._apply_commits()
-        if self._node.take_wants_snapshot():
+        if may_jump and self._node.take_wants_snapshot():
             await self._jump()
             await self._apply_commits()
         if isinstance(self._learner, SharingLearner):
@@ -374,8 +374,7 @@ class PeerLoop:
         await self._node.save_snapshot(record, {**files, SAID_FILE: self._books.remembered()})
         self._moved = False
         await self._dump_for_others(record)
-        self._bytes_since_snapshot = 0
-        self._snapshot_round = record.round
+        self._bytes_since_snapshot, self._snapshot_round = 0, record.round
         self._snapshot_at = anyio.current_time()
 
     async def _dump_for_others(self, record: Record) -> None:
@@ -391,10 +390,11 @@ class PeerLoop:
         if self._unsent and not at_goal and self._books.offered_on is None:
             await self._offer(await self._pack(), willing=False)
         earliest = now + (self._config.linger_seconds_min if at_goal else 0.0)
-        with anyio.move_on_after(self._config.linger_seconds_max if at_goal else self._config.leave_seconds_max):
-            while anyio.current_time() < earliest or not self._node.may_go(goal):
-                await anyio.sleep(0.05)
-                await self._follow()
+        latest = now + (self._config.linger_seconds_max if at_goal else self._config.leave_seconds_max)
+        # Not cancelled: what is half applied would be saved as if it were not, and its books as if it were.
+        while (now := anyio.current_time()) < latest and (now < earliest or not self._node.may_go(goal)):
+            await anyio.sleep(0.05)
+            await self._follow(may_jump=False)
         await self._save(self._applied)
         await self._node.links.flush(0.5)
         self._report(Left(self._applied.round, self.tokens_processed, self._books.pending_tokens))

@@ -256,6 +256,35 @@ restart_after = 0.09
 """
 
 
+ITS_TIME_TO_LEAVE_IS_UP_IN_THE_MIDDLE_OF_APPLYING_A_ROUND = """
+peers = 5
+rounds = 1
+seed = 48481
+faults_end = 9.62
+learner = "streaming"
+train_seconds = 2.0
+speed_spread = 0.0
+
+[[faults]]
+kind = "leave"
+at = { phase = "committed", peer = 3, nth = 3 }
+peer = 3
+restart_after = 0.05
+
+[[faults]]
+kind = "freeze"
+at = { phase = "writing", peer = 3 }
+peer = 4
+seconds = 0.36
+
+[[faults]]
+kind = "freeze"
+at = { phase = "pledged", nth = 8, after = 0.14 }
+peer = 3
+seconds = 0.8
+"""
+
+
 AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED = """
 peers = 5
 rounds = 1
@@ -327,6 +356,7 @@ restart_after = 0.22
         ONE_OF_TWO_STREAMS_BREAKS_WITH_AN_OFFER_ON_IT,
         A_SECOND_LIFE_REPORTS_MORE_THAN_THE_FIRST_ONE_EVER_DID,
         ALL_DIE_AS_ONE_HAS_SAVED_A_ROUND_THAT_NO_OTHER_REMEMBERS,
+        ITS_TIME_TO_LEAVE_IS_UP_IN_THE_MIDDLE_OF_APPLYING_A_ROUND,
         AN_OWNER_COMES_BACK_AND_WHAT_ITS_EARLIER_LIFE_MERGED_IS_COMMITTED,
         A_WORSE_CHAIN_BECOMES_THE_BETTER_ONE_AND_NEVER_SAYS_ITS_ROUND,
     ],

@@ -213,7 +213,7 @@ def described(options: CompareOptions, rows: Sequence[Row]) -> str:
     failed = [f"{row.preset}, {failure}" for row in rows for failure in row.failures]
     return "\n".join(
         (
-            f"{options.model}, {counted(options.peers, 'peer')}, {options.tokens:,} tokens, "
+            f"{options.model}, {counted(options.peers, 'peer')}, {counted(options.tokens, 'token')}, "
             f"{counted(options.seeds, 'seed')} from {options.seed}; {rate}, "
             f"{options.latency_ms:g} ms, {options.step_seconds:g} s a step",
             table(rows),
